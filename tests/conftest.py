@@ -45,7 +45,7 @@ def _restore_logging() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def _skip_or_fail(missing: Exception) -> NoReturn:
+def skip_or_fail(missing: Exception) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"{missing} (required in CI)")
     pytest.skip(str(missing))
@@ -57,7 +57,7 @@ def postgres_binaries() -> Path:
     try:
         return find_binaries()
     except PostgresMissing as missing:
-        _skip_or_fail(missing)
+        skip_or_fail(missing)
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +107,7 @@ def pgbouncer(postgres_server: PostgresAdmin) -> Iterator[PgBouncer]:
     try:
         bouncer = PgBouncer(postgres_server.url())
     except PgBouncerMissing as missing:
-        _skip_or_fail(missing)
+        skip_or_fail(missing)
     with bouncer:
         yield bouncer
 
@@ -165,7 +165,7 @@ def run_service(server_type: type[Server]) -> Iterator[Server]:
     try:
         server = server_type()
     except ServiceMissing as missing:
-        _skip_or_fail(missing)
+        skip_or_fail(missing)
     with server:
         yield server
 

@@ -198,6 +198,9 @@ def test_every_metric_named_anywhere_exists() -> None:
         "everbeat_migrations",
         "everbeat_month_ensure",
         "everbeat_month_drop",
+        "everbeat_month_detach",
+        "everbeat_applied_migrations",
+        "everbeat_restored",
         "everbeat_raise_key_taken",
         "everbeat_audit_log_prune",
     }
@@ -298,7 +301,7 @@ def test_every_package_is_in_the_code_layout_and_in_the_layers() -> None:
 def test_every_loop_is_in_the_table_of_loops() -> None:
     text = read("concepts/architecture.md").split("| loop |")[1].split("\n\n")[0]
     named = set(re.findall(r"(?m)^\| (\w+) \|", text))
-    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/everbeat/services").glob("*.py"))
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/everbeat/services").rglob("*.py"))
     assert named == set(re.findall(r'(?m)^    name = "(\w+)"$', sources))
 
 

@@ -19,6 +19,7 @@ from everbeat.core.brokers import Broker
 from everbeat.core.database_urls import database_url_error, is_postgres
 from everbeat.core.errors import InvalidInput, SettingsError
 from everbeat.core.names import NAME_MESSAGE, is_name
+from everbeat.core.retention import RetentionPeriods
 from everbeat.core.webhook_addresses import WebhookRules, parse_webhook_allow
 
 PREFIX = "EVERBEAT_"
@@ -43,11 +44,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
     late_after_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=300)] = 5.0
     catch_up_rate: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 2.0
+    audit_interval_seconds: Annotated[float, msgspec.Meta(ge=0.2, le=300)] = 15.0
+    heartbeat_url: str | None = None
+    heartbeat_interval_seconds: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 60.0
     lag_alert_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    alert_interval_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=300)] = 5.0
     behind_after_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=300)] = 1.0
     task_total_seconds: Annotated[float, msgspec.Meta(ge=60, le=366 * 86_400)] = 7 * 86_400.0
     retention_days: Annotated[float, msgspec.Meta(ge=1, le=36_500)] = 90.0
+    ledger_retention_days: Annotated[float, msgspec.Meta(ge=1, le=36_500)] | None = None
+    history_retention_days: Annotated[float, msgspec.Meta(ge=1, le=36_500)] | None = None
+    audit_retention_days: Annotated[float, msgspec.Meta(ge=7, le=36_500)] = 400.0
     audit_log_retention_days: Annotated[float, msgspec.Meta(ge=30, le=36_500)] = 400.0
+    dead_letter_retention_days: Annotated[float, msgspec.Meta(ge=1, le=36_500)] | None = None
     database_connections: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 8
     database_timeout_seconds: Annotated[float, msgspec.Meta(ge=0.5, le=300)] = 10.0
     database_notices: bool = True
@@ -56,6 +65,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     migrate: bool = False
     blob_url: str | None = None
     blob_endpoint: str | None = None
+    archive_url: str | None = None
+    archive_endpoint: str | None = None
     header_deadline_seconds: Annotated[float, msgspec.Meta(ge=1, le=300)] = 15.0
     body_deadline_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
     write_deadline_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
@@ -68,12 +79,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     address_requests_per_second: Annotated[float, msgspec.Meta(ge=0)] | None = None
     bad_keys_per_second: Annotated[float, msgspec.Meta(ge=0)] | None = None
     max_polls_per_key: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    check_pings_per_second: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 1.0
     trusted_proxies: tuple[str, ...] = ()
     max_connections: Annotated[int, msgspec.Meta(ge=64, le=1_000_000)] = 20_000
     max_connections_per_address: Annotated[int, msgspec.Meta(ge=16, le=1_000_000)] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "json"
+    otlp_endpoint: str | None = None
+    trace_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
     public_url: str | None = None
+    slo_fire_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 1.0
+    slo_fire_target: Annotated[float, msgspec.Meta(ge=0.5, lt=1)] = 0.999
+    slo_pickup_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 5.0
+    slo_pickup_target: Annotated[float, msgspec.Meta(ge=0.5, lt=1)] = 0.99
+    slo_availability_target: Annotated[float, msgspec.Meta(ge=0.5, lt=1)] = 0.999
+    slo_success_target: Annotated[float, msgspec.Meta(ge=0.5, lt=1)] = 0.99
     delivery_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
     webhook_allow: tuple[str, ...] = ()
     webhook_timeout_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 30.0
@@ -99,6 +119,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         A lease is renewed every third of its duration, so the transaction of a frozen node ends before the lease does.
         """
         return self.lease_seconds / 3
+
+    @property
+    def retention_periods(self) -> RetentionPeriods:
+        return RetentionPeriods.of_days(
+            self.retention_days,
+            ledger=self.ledger_retention_days,
+            history=self.history_retention_days,
+            audit_log=self.audit_log_retention_days,
+            dead_letters=self.dead_letter_retention_days,
+        )
 
     @property
     def blob_location(self) -> str | None:
@@ -236,6 +266,7 @@ def _checked(settings: Settings) -> Settings:
         raise SettingsError("settings: scan_seconds must not be longer than horizon_seconds")
     _check_database_urls(settings)
     _check_blobs(settings)
+    _check_traces(settings)
     return settings
 
 
@@ -273,20 +304,28 @@ def _check_webhooks(settings: Settings) -> None:
         parse_webhook_allow(settings.webhook_allow)
     except ValueError as error:
         raise SettingsError(f"settings: webhook_allow: {error}") from None
+    if settings.heartbeat_url is not None and not re.fullmatch(r"https?://[^/?#\s]+(/[^#\s]*)?", settings.heartbeat_url):
+        raise SettingsError("settings: heartbeat_url must be http://host/path or https://host/path")
     if settings.public_url is not None and not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", settings.public_url):
         raise SettingsError("settings: public_url must be http://host or https://host, without credentials and query")
 
 
+def _check_traces(settings: Settings) -> None:
+    if settings.otlp_endpoint is not None and not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", settings.otlp_endpoint):
+        raise SettingsError("settings: otlp_endpoint must be http://host:port or https://host:port, usually with the port 4318")
+
+
 def _check_blobs(settings: Settings) -> None:
-    url, endpoint = settings.blob_url, settings.blob_endpoint
-    if url is not None and not re.fullmatch(r"file:///[^?#]+|s3://[^/?#@]+(/[^?#]*)?", url):
-        raise SettingsError("settings: blob_url must be file:///folder or s3://bucket/prefix")
-    if endpoint is None:
-        return
-    if url is None or not url.startswith("s3://"):
-        raise SettingsError("settings: blob_endpoint requires a blob_url that starts with s3://")
-    if not re.fullmatch(r"https?://[^/?#@]+/?", endpoint):
-        raise SettingsError("settings: blob_endpoint must be http://host:port or https://host:port, without credentials")
+    for name in ("blob", "archive"):
+        url, endpoint = getattr(settings, f"{name}_url"), getattr(settings, f"{name}_endpoint")
+        if url is not None and not re.fullmatch(r"file:///[^?#]+|s3://[^/?#@]+(/[^?#]*)?", url):
+            raise SettingsError(f"settings: {name}_url must be file:///folder or s3://bucket/prefix")
+        if endpoint is None:
+            continue
+        if url is None or not url.startswith("s3://"):
+            raise SettingsError(f"settings: {name}_endpoint requires a {name}_url that starts with s3://")
+        if not re.fullmatch(r"https?://[^/?#@]+/?", endpoint):
+            raise SettingsError(f"settings: {name}_endpoint must be http://host:port or https://host:port, without credentials")
 
 
 def _from_file(file: Path | None) -> dict[str, Any]:

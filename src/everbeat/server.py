@@ -33,14 +33,16 @@ from everbeat.services.sessions import KeySessions
 from everbeat.services.tasks import TaskService
 from everbeat.serving import HttpServer, listen
 from everbeat.store.base import Store
-from everbeat.store.migrate import check_schema
+from everbeat.store.migrate import SchemaVersion, check_schema
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
-from everbeat.telemetry import Telemetry
+from everbeat.telemetry import NodeState, Telemetry
+from everbeat.telemetry.traces import SpanExporter
 from everbeat.watchdog import Watchdog
 from everbeat.web.site import Site
 
 _STUCK_AFTER_SECONDS = 45.0
+_VITAL_LOOPS = ("ownership", "ticker")
 _STOP_LOOP_SECONDS = 2.0
 _SCHEMA_CHECK_SECONDS = 0.5
 _STOP_SERVER_SECONDS = 10.0
@@ -84,6 +86,12 @@ def make_blobs(settings: Settings, telemetry: Telemetry) -> BlobStore:
     return blobs
 
 
+def make_span_exporter(settings: Settings) -> SpanExporter | None:
+    if settings.otlp_endpoint is None:
+        return None
+    return SpanExporter(settings.otlp_endpoint, service="everbeat", node_name=settings.node_name)
+
+
 class EmbeddedNode:
     """A node without an HTTP port, embedded in another process.
 
@@ -96,12 +104,28 @@ class EmbeddedNode:
         self.store = make_store(settings, self.telemetry)
         self.loop_monitor = LoopMonitor()
         self.is_ready = False
-        self._schema_check: asyncio.Task[tuple[int, int]] | None = None
+        self._schema_check: asyncio.Task[SchemaVersion] | None = None
         self._schema_checked_at = 0.0
         load_zone("UTC")  # loads the list of all zones, so that the first request does not have to
         blobs = make_blobs(settings, self.telemetry)
-        self.engine = Engine(self.store, DatabaseClock(), settings, blobs=blobs, emit=self.telemetry.on_event)
+        self._spans = make_span_exporter(settings)
+        self.engine = Engine(
+            self.store,
+            DatabaseClock(),
+            settings,
+            blobs=blobs,
+            emit=self.telemetry.on_event,
+            export_span=None if self._spans is None else self._spans.export,
+        )
+        self.engine.capacity.slow_calls = self.telemetry.call_times.slowest
         self.engine.schema_guard.on_newer = self._on_newer_schema
+        self.telemetry.metrics.node.state = NodeState(
+            self.engine.ticker.evaluation_lag,
+            self.store.pool_use,
+            self.engine.deliverer.destinations.breaker_counts,
+            self.engine.level_counter.objectives,
+            self.engine.level_counter.counts,
+        )
         self._halting: asyncio.Task[None] | None = None
         self._loops = self.engine.loops()
         if extra is not None:
@@ -150,24 +174,27 @@ class EmbeddedNode:
 
     def health(self) -> Health:
         """Return whether the node is alive: the ticker and ownership loops have completed an iteration recently."""
-        ages = {loop: round(age, 3) for loop, age in self.loop_monitor.ages().items() if loop in ("ticker", "ownership")}
-        is_halted = self.engine.schema_guard.is_newer  # a restart of the same version would not help
-        return Health(is_halted or all(age < _STUCK_AFTER_SECONDS for age in ages.values()), {"loops": ages})
+        ages = {loop: round(age, 3) for loop, age in self.loop_monitor.ages().items() if loop in _VITAL_LOOPS}
+        if self.engine.schema_guard.is_newer:  # a restart of the same version would not help
+            return Health(True, {"loops": ages})
+        problems = [self.loop_monitor.problem(loop, _STUCK_AFTER_SECONDS) for loop in _VITAL_LOOPS]
+        reason = "; ".join(problem for problem in problems if problem is not None)
+        return Health(False, {"reason": reason, "loops": ages}) if reason else Health(True, {"loops": ages})
 
     async def ready(self) -> Health:
         """Return whether the node is ready: the database responds and is migrated, and the ownership lease is fresh."""
         try:
-            version, needed = await self._schema_version()
+            schema = await self._schema_version()
         except EverbeatError as error:
             # /readyz needs no key. The error may say where the database is, so it is shown only on a server without keys.
             is_public = self.access is not None and self.access.is_required
             return Health(False, {"database": "unavailable" if is_public else str(error)})
         owns = len(self.engine.ownership.current())
-        database = "ok" if version == needed else "older" if version < needed else "newer"
-        detail = {"database": database, "migration": version, "needed": needed, "partitions": owns}
-        return Health(self.is_ready and version == needed and self.engine.ownership.has_fresh_lease, detail)
+        database = "ok" if schema.is_usable else "older" if schema.is_older else "newer"
+        detail = {"database": database, "migration": schema.version, "needed": schema.needed, "partitions": owns}
+        return Health(self.is_ready and schema.is_usable and self.engine.ownership.has_fresh_lease, detail)
 
-    async def _schema_version(self) -> tuple[int, int]:
+    async def _schema_version(self) -> SchemaVersion:
         """Return the schema version of the database, and the required one. They are queried at most twice a second."""
         now = time.monotonic()
         if self._schema_check is None or (self._schema_check.done() and now - self._schema_checked_at >= _SCHEMA_CHECK_SECONDS):
@@ -187,7 +214,12 @@ class EmbeddedNode:
         """Stop the loops and release ownership, so that other nodes can take over, and close the store."""
         await self._stop_loops()
         self._body_checks.close()
+        await self._close_spans()
         await self.store.close()
+
+    async def _close_spans(self) -> None:
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
     def _run_loops(self) -> None:
         self._runners = [LoopRunner(loop, self.telemetry.on_event, self.loop_monitor) for loop in self._loops]
@@ -215,17 +247,17 @@ class EmbeddedNode:
         """Wait until the database is available. Migrate it if it is empty or may be migrated; otherwise it must be current."""
         while not stop.is_set():
             try:
-                version, needed = await self.store.schema_version()
-                if version == 0 or (version < needed and self._may_migrate()):
+                schema = await self.store.schema_version()
+                if schema.version == 0 or (schema.is_older and self._may_migrate()):
                     for name in await self.store.migrate():
                         self.telemetry.log.info("migrated", migration=name)
-                    version, needed = await self.store.schema_version()
+                    schema = await self.store.schema_version()
             except StoreUnavailable as error:
                 self._on_waiting(error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), 1)
                 continue
-            check_schema(version, needed)
+            check_schema(schema)
             return
 
     def _may_migrate(self) -> bool:
@@ -259,7 +291,7 @@ class Node(EmbeddedNode):
         except BaseException:
             await self.store.close()
             raise
-        watchdog = Watchdog(self.telemetry.on_event)
+        watchdog = Watchdog(self.telemetry.on_event, self.loop_monitor)
         try:
             if not auth_settings.needs_database_check:
                 await self._connect(stop, auth_settings)
@@ -372,5 +404,6 @@ class Node(EmbeddedNode):
         await server.stop(_STOP_SERVER_SECONDS)
         await self.engine.long_polls.close()  # again, for claims of requests that the server has cancelled
         self._body_checks.close()
+        await self._close_spans()
         await self.store.close()
         self.telemetry.log.info("stopped")

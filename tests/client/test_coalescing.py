@@ -16,7 +16,10 @@ from tests.client.scripted import ScriptedServer
 
 
 class Sender:
-    """Stores tasks by key. Rejects batches with a task of type `bad`, and all requests while `is_unavailable`."""
+    """Stores tasks by key. Rejects batches with a task of type `bad`, and all requests while `is_unavailable`.
+
+    `is_certain`: whether a rejection is certain, as without an earlier try whose response was lost.
+    """
 
     def __init__(self) -> None:
         self.requests: list[list[str]] = []
@@ -24,6 +27,7 @@ class Sender:
         self.may_respond = asyncio.Event()
         self.may_respond.set()
         self.is_unavailable = False
+        self.is_certain = True
 
     async def __call__(self, tasks: Sequence[TaskInput]) -> list[UUID]:
         self.requests.append([task.type for task in tasks])
@@ -31,12 +35,14 @@ class Sender:
         if self.is_unavailable:
             raise NotReachable("http://x", "unavailable")
         if any(task.type == "bad" for task in tasks):
-            raise ServerProblem(422, {"detail": "bad"})
-        return [self.made.setdefault(task.idempotency_key or "", uuid4()) for task in tasks]
+            problem = ServerProblem(422, {"detail": "bad"})
+            problem.is_certain = self.is_certain
+            raise problem
+        return [self.made.setdefault(task.idempotency_key or f"{len(self.made)}", uuid4()) for task in tasks]
 
 
-def task(type_: str = "a") -> TaskInput:
-    return TaskInput(type=type_)
+def task(type_: str = "a", key: str | None = None) -> TaskInput:
+    return TaskInput(type=type_, idempotency_key=key)
 
 
 async def test_a_single_submit_is_sent_immediately() -> None:
@@ -97,6 +103,34 @@ async def test_a_rejected_task_does_not_fail_the_others_of_its_batch() -> None:
     outcomes = await asyncio.gather(*(coalescer.submit(task(type_)) for type_ in ("a", "bad", "b")), return_exceptions=True)
     assert isinstance(outcomes[1], ServerProblem)
     assert [outcomes[0], outcomes[2]] == list(sender.made.values())
+
+
+async def test_tasks_are_not_sent_again_if_an_earlier_try_may_have_created_them() -> None:
+    """They share the key of their request. Sent separately, each would get a new key, and might be created twice."""
+    sender = Sender()
+    sender.is_certain = False
+    coalescer = Coalescer(sender)
+    outcomes = await asyncio.gather(*(coalescer.submit(task(type_)) for type_ in ("a", "bad", "b")), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ServerProblem] * 3
+    assert sender.requests == [["a", "bad", "b"]]
+
+
+async def test_tasks_with_keys_of_their_own_are_sent_again_in_any_case() -> None:
+    sender = Sender()
+    sender.is_certain = False
+    coalescer = Coalescer(sender)
+    given = [task("a", "one"), task("bad", "two"), task("b", "three")]
+    outcomes = await asyncio.gather(*map(coalescer.submit, given), return_exceptions=True)
+    assert isinstance(outcomes[1], ServerProblem)
+    assert (outcomes[0], outcomes[2]) == (sender.made["one"], sender.made["three"])
+
+
+async def test_tasks_with_and_without_keys_of_their_own_are_separate_requests() -> None:
+    sender = Sender()
+    coalescer = Coalescer(sender)
+    given = [task("a"), task("b"), task("c", "one"), task("d", "two"), task("e")]
+    await asyncio.gather(*map(coalescer.submit, given))
+    assert sender.requests == [["a", "b"], ["c", "d"], ["e"]]
 
 
 async def test_all_callers_get_the_error_if_the_server_is_unreachable() -> None:

@@ -36,7 +36,7 @@ async def test_a_target_is_made_once_with_the_connections_of_its_kind_and_closed
 
 def test_a_node_delivers_http_the_kinds_of_its_connections_and_those_of_packages() -> None:
     registry = TargetRegistry(BROKERS, extra={"echo": Echo})
-    assert registry.kinds() == ["echo", "http", "other"]
+    assert registry.kinds() == ["echo", "http", "other", "slack"]
     assert registry.custom_kinds() == {"echo"}
     with pytest.raises(SettingMissing, match="cannot deliver to targets of the kind other"):
         registry.target("other")

@@ -16,6 +16,7 @@ from everbeat.core.protocol import TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.targets import CustomTarget
 from everbeat.core.tasks import TaskRecord
+from everbeat.core.tracing import TaskSpan
 from everbeat.delivery.base import Delivered, DeliveryOutcome, Target, TargetContext
 from everbeat.delivery.registry import TargetRegistry
 from everbeat.engine import Engine
@@ -51,6 +52,7 @@ class ScriptedTarget(Target):
 class DispatcherNode:
     def __init__(self, store: Store, **settings: Any) -> None:
         self.events: list[Event] = []
+        self.spans: list[TaskSpan] = []
         self.target = ScriptedTarget()
         brokers = {name: Broker(name=name, kind="scripted") for name in CONNECTIONS}
 
@@ -63,6 +65,7 @@ class DispatcherNode:
             Settings(brokers=brokers, **settings),
             emit=self.events.append,
             registry=TargetRegistry(brokers, extra={"scripted": make_target}),
+            export_span=self.spans.append,
         )
         self.store = store
         self.deliverer = self.engine.deliverer

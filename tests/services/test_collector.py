@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from everbeat.core.errors import BlobsUnavailable
+from everbeat.core.retention import RetentionPeriods
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.services.blobs import BlobBackend, BlobStore
-from everbeat.services.collector import Collector
 from everbeat.services.events import Pruned
-from everbeat.services.maintenance import Pruner
+from everbeat.services.maintenance.collector import Collector
+from everbeat.services.maintenance.pruner import Pruner
 from everbeat.store.base import Store
 from everbeat.store.values import LeaseRef
 from tests.factories import SteppedNode, StoreOverride, claim, make_task
@@ -116,7 +117,9 @@ async def test_payloads_are_removed_with_the_retention_of_their_tasks(store: Sto
     await submit_large_task(store, blobs)
     (task,) = await claim(store, now=START)
     await store.task_complete([(LeaseRef(DEFAULT_TENANT, task.id, task.fence), None)], now=START)
-    pruner = Pruner(store, node.ownership, retention_days=30, collector=Collector(store, blobs), emit=node.events.append)
+    pruner = Pruner(
+        store, node.ownership, RetentionPeriods.of_days(30), collector=Collector(store, blobs), emit=node.events.append
+    )
     for days in (2, 3, 65, 66):
         while await pruner.run_once(START + days * DAY):
             pass

@@ -56,7 +56,7 @@ async def test_a_delivered_task_is_completed_with_its_result_and_response(node: 
     (received,) = node.target.received
     assert (received.id, received.payload, received.attempt, received.fence) == (task.id, b'{"x":1}', 1, 1)
     assert received.message_id == str(task.id)
-    assert DeliveryEnded("scripted", "delivered", 0) == node.events_of(DeliveryEnded)[0]._replace(seconds=0)
+    assert DeliveryEnded("scripted", "delivered", 0, "2xx") == node.events_of(DeliveryEnded)[0]._replace(seconds=0)
 
 
 async def test_a_tenant_that_may_no_longer_use_a_connection_is_not_delivered_to_it(
@@ -302,3 +302,17 @@ async def test_a_paused_tenant_gets_no_deliveries_until_it_is_resumed(node: Disp
         assert (await node.get(task)).state is TaskState.READY
         await node.engine.pauses.resume(DEFAULT_TENANT, by=LOCAL_CALLER)
         assert (await node.ended(task)).state is TaskState.COMPLETED
+
+
+async def test_a_task_for_a_worker_does_not_make_the_deliverer_scan(
+    node: DispatcherNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each submit and each report of a busy node would cost a query on the flows of all kinds of targets."""
+    async with node.running():
+        task = await node.submit()
+        await node.ended(task)
+        woken: list[bool] = []
+        monkeypatch.setattr(node.engine.deliverer, "_mark_stale", woken.append)
+        await node.engine.tasks.submit(DEFAULT_TENANT, TaskInput(type="report", queue="reports"))
+        assert not node.engine.deliverer._woken.is_set()
+        assert woken == []

@@ -301,3 +301,18 @@ async def test_forgotten(node: SteppedNode) -> None:
     node.move_to(NOW + timedelta(days=3))
     assert (await explain(node, NOW + minutes(1), retention_days=2)).verdict is Verdict.FORGOTTEN
     assert (await explain(node, NOW + minutes(1), retention_days=4)).verdict is Verdict.MISSING
+
+
+async def test_a_tick_past_the_retention_of_its_tenant_is_forgotten_and_not_missing(node: SteppedNode) -> None:
+    await node.put(overlap="allow")
+    await node.run(NOW + minutes(2), by_seconds=60)
+    await execute_raw(node.store, "DELETE FROM ticks")
+    node.move_to(NOW + timedelta(days=3))
+    await node.engine.tenants.patch(str(DEFAULT_TENANT), {"retention_days": 2}, now=node.now)
+    await node.engine.directory.refresh(now=node.now)
+    engine = node.engine
+    explainer = Explainer(
+        node.store, node.schedules, node.tasks, node.timelines, late_seconds=5, retention_days=90, directory=engine.directory
+    )
+    found = await explainer.explain(DEFAULT_TENANT, "job", NOW + minutes(1), now=node.now)
+    assert found.verdict is Verdict.FORGOTTEN

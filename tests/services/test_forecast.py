@@ -43,3 +43,15 @@ async def test_many_dashboards_share_the_audit_of_the_last_day(store: Store) -> 
     assert first is second
     assert first.schedules == []
     assert await audit.last_day(OTHER_TENANT, now=NOW) is not first
+
+
+async def test_schedules_that_tick_often_have_a_fullest_second_too(store: Store) -> None:
+    timelines = TimelineCache()
+    schedules = ScheduleService(store, timelines, ChangePublisher(store))
+    for name, every in (("a", 5), ("b", 10), ("c", 30)):
+        fields = {"every_seconds": every, "anchor": "2026-01-01T00:00:00Z", "target": TARGET}
+        await schedules.put(DEFAULT_TENANT, name, fields, now=NOW)
+    found = await ForecastService(store, timelines).next_day(DEFAULT_TENANT, now=NOW)
+    assert found.fullest_at is not None
+    assert found.fullest_at.second % 30 == 0
+    assert (found.fullest, found.fullest_names) == (3, ["a", "b", "c"])

@@ -29,9 +29,11 @@ def node(store: Store) -> SteppedNode:
 
 
 def recorded_queues(publisher: ChangePublisher) -> list[frozenset[str]]:
-    """Return a list that records the ready queues of every published change."""
+    """Return a list that records the queues of every published change that have ready tasks."""
     queues: list[frozenset[str]] = []
-    publisher.subscribe(lambda effects: queues.append(frozenset(effects.ready_queues)))
+    publisher.subscribe(
+        lambda effects: queues.append(frozenset({*effects.ready_queues, *(flow.queue for flow in effects.ready_flows)}))
+    )
     return queues
 
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from everbeat.core.fairness import Flow
 from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule
 from everbeat.core.tasks import TRANSITIONS, Origin, TaskChange, TaskChangeKind, TaskState
@@ -257,7 +258,7 @@ async def test_a_task_handed_to_a_waiting_worker_is_returned_as_running_and_publ
     events = [event.data for event in await subscription.take(0)]
     assert [(one["change"], one["id"]) for one in events] == [("submitted", task.id), ("claimed", task.id)]
     assert polling.node.events_of(TasksSubmitted) == [TasksSubmitted(1)]
-    assert polling.node.events_of(TasksClaimed) == [TasksClaimed(1)]
+    assert polling.node.events_of(TasksClaimed) == [TasksClaimed(1, [0.0])]
     await polling.close()
 
 
@@ -271,6 +272,8 @@ def test_effects_of_changes() -> None:
     assert effects_of([held]) == ChangeEffects(set(), set(), set(), {schedule_id})
     fired = change(TaskChangeKind.SUBMITTED, TaskState.READY, origin=Origin.TICK, schedule_id=schedule_id)
     assert effects_of([fired]) == ChangeEffects({"default"}, set(), set(), set())
+    promoted = change(TaskChangeKind.PROMOTED, TaskState.READY, priority=5, fair_key="shop")
+    assert effects_of([promoted]).ready_flows == {Flow("default", DEFAULT_TENANT, 5, "shop", "work")}, "no scan is needed"
     replaced = change(TaskChangeKind.REPLACED, TaskState.CANCELLED, schedule_id=schedule_id)
     assert effects_of([replaced]) == ChangeEffects(set(), set(), set(), set())
     claimed = change(TaskChangeKind.CLAIMED, TaskState.RUNNING)

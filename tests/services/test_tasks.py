@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -53,13 +53,13 @@ class CountingStore(StoreOverride):
         self.refused: set[str] = set()
         self.is_unavailable = False
 
-    async def task_submit(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> SubmitResult:
+    async def task_submit(self, tasks: Sequence[NewTask], **more: Any) -> SubmitResult:
         self.sizes.append(len(tasks))
         if self.is_unavailable:
             raise StoreUnavailable("unavailable")
         if any(task.type in self.refused for task in tasks):
             raise StoreRefused("refused")
-        submitted: SubmitResult = await self.inner.task_submit(tasks, now=now)
+        submitted: SubmitResult = await self.inner.task_submit(tasks, **more)
         return submitted
 
 
@@ -252,6 +252,29 @@ async def test_a_key_for_the_whole_batch_creates_it_once(node: SteppedNode) -> N
     assert await count_rows(node.store, "tasks") == 3
     with pytest.raises(InvalidInput, match="Idempotency-Key"):
         await node.tasks.submit_batch(DEFAULT_TENANT, given, key=TaskKey("batch", b"other"), now=NOW)
+
+
+async def test_concurrent_batches_with_one_key_each_are_written_together_and_once(store: Store) -> None:
+    """A repeated batch, and a task whose key was used before, change nothing for the batches that share their write."""
+    counting = CountingStore(store)
+    node = SteppedNode(counting)
+    known, _ = await node.tasks.submit(DEFAULT_TENANT, make_input(type="known"), key="known")
+
+    def batch(number: int) -> Any:
+        given = [make_input(type=f"{number}-{index}") for index in range(3)]
+        return node.tasks.submit_batch(DEFAULT_TENANT, given, key=TaskKey(f"batch-{number}", b"%d" % number))
+
+    counting.sizes.clear()
+    *batches, again = await asyncio.gather(
+        *(batch(number) for number in [*range(5), 3]),
+        node.tasks.submit(DEFAULT_TENANT, make_input(type="known"), key="known"),
+    )
+    assert batches[5] == batches[3]
+    assert len({id_ for ids in batches for id_ in ids}) == 15
+    assert again == (known, False)
+    assert await count_rows(store, "tasks") == 16
+    assert await count_rows(store, "task_keys") == 6
+    assert counting.sizes == [19, 15, 3, 1], "first all together, then the two requests with conflicts alone"
 
 
 @pytest.mark.parametrize("count", [0, MAX_SUBMITTED + 1])

@@ -49,7 +49,7 @@ async def test_a_tick_fires_on_time_and_not_before(store: Store) -> None:
     assert await ledger(store, job.id) == []
     await node.step(NOW + seconds(60))
     assert ledger_summary(await ledger(store, job.id)) == [(60, "fired", 1)]
-    assert node.events_of(TicksFired) == [TicksFired([0.0])]
+    assert node.events_of(TicksFired) == [TicksFired([0.0], [0.0])]
 
 
 async def test_every_tick_of_an_hour_fires_once(store: Store) -> None:

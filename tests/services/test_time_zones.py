@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from everbeat.core.schedules import DEFAULT_TENANT, Status
+from everbeat.core.errors import StoreUnavailable
+from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Status
 from everbeat.core.zones import fingerprint_of, forget_zones, load_zone
+from everbeat.services import time_zones
 from everbeat.services.events import ScheduleFaulted, ZonesChanged, ZonesOutdated
 from everbeat.store.base import Store
+from everbeat.store.values import ZoneInUse
 from tests.factories import NOW, SteppedNode, find, ledger, ledger_summary
 from tests.support.time_zone_files import BERLIN, replace_file, replaced_zone
 
@@ -77,6 +81,76 @@ async def test_a_moved_tick_is_explained_before_and_after_it_passes(store: Store
     assert after.verdict == "skipped"
     assert "the tick moved to another time" in after.explanation
     assert (await find(store, job)).status is Status.ACTIVE
+
+
+async def test_schedules_of_many_pages_are_moved_and_a_failure_continues_where_it_was(
+    store: Store, zone_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_zones, "_MOVED_PAGE", 2)
+    monkeypatch.setattr(time_zones, "_FIRST_PAGE", 2)
+    node = SteppedNode(store)
+    jobs = [await node.put(f"job-{number}", cron="0 9 * * *", timezone=ZONE) for number in range(5)]
+    await watch(node)
+    replace_file(zone_file, THREE_HOURS)
+    watched = node.engine.time_zones._store
+    pages, read = 0, watched.schedule_in_zones
+
+    async def fail_at_the_second_page(*args: Any, **options: Any) -> list[Schedule]:
+        nonlocal pages
+        pages += 1
+        if pages == 2:
+            raise StoreUnavailable("lost")
+        return await read(*args, **options)
+
+    monkeypatch.setattr(watched, "schedule_in_zones", fail_at_the_second_page)
+    with pytest.raises(StoreUnavailable):
+        await watch(node)
+    assert [(await find(store, job)).revision for job in jobs] == [2, 2, 1, 1, 1]
+    await watch(node)
+    assert [(await find(store, job)).revision for job in jobs] == [2] * 5
+    assert pages == 4  # the first page was not read again
+
+
+async def test_moving_many_schedules_is_divided_into_iterations(
+    store: Store, zone_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_zones, "_MOVED_PAGE", 1)
+    monkeypatch.setattr(time_zones, "_MOVE_SECONDS", 0.0)
+    node = SteppedNode(store)
+    jobs = [await node.put(f"job-{number}", cron="0 9 * * *", timezone=ZONE) for number in range(2)]
+    await watch(node)
+    replace_file(zone_file, THREE_HOURS)
+    assert await node.engine.time_zones.run_once(node.now)
+    assert [(await find(store, job)).revision for job in jobs] == [1, 1]
+    monkeypatch.setattr(time_zones, "_MOVE_SECONDS", 60.0)
+    assert not await node.engine.time_zones.run_once(node.now)
+    assert [(await find(store, job)).revision for job in jobs] == [2, 2]
+
+
+async def test_after_the_first_pass_the_zones_of_one_page_are_read_at_a_time(
+    store: Store, zone_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_zones, "_FIRST_PAGE", 1)
+    monkeypatch.setattr(time_zones, "_LATER_PAGE", 1)
+    monkeypatch.setattr(time_zones, "_LIST_EVERY", 2)
+    node = SteppedNode(store)
+    for number in range(3):
+        await node.put(f"job-{number}", cron="0 9 * * *")
+    watched = node.engine.time_zones._store
+    pages, read = 0, watched.schedule_zones
+
+    async def count_pages(*args: Any, **options: Any) -> list[ZoneInUse]:
+        nonlocal pages
+        pages += 1
+        return await read(*args, **options)
+
+    monkeypatch.setattr(watched, "schedule_zones", count_pages)
+    counts = []
+    for _ in range(9):
+        await watch(node)
+        counts.append(pages)
+        pages = 0
+    assert counts == [3, 0, 1, 1, 1, 0, 1, 1, 1]
 
 
 async def test_a_file_that_changes_without_its_rules_changes_nothing(store: Store, zone_file: Path) -> None:

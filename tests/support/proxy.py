@@ -21,7 +21,6 @@ RequestTest = Callable[[bytes], bool]
 CHUNK_BYTES = 65_536
 QUEUED_CHUNKS = 64
 DRAIN_SECONDS = 5.0
-HANDOVER_ITERATIONS = 4
 
 
 def postgres_executes(request: bytes) -> bool:
@@ -85,8 +84,9 @@ class FaultyProxy:
         server, self._server = self._server, None
         if server is not None:
             server.close()
-        # asyncio hands an accepted connection over within a few iterations. Without them it would survive, or never be closed.
-        for _ in range(HANDOVER_ITERATIONS):
+        # asyncio hands an accepted connection over in a task of its own. Without waiting for it, it would never be closed.
+        await asyncio.sleep(0)
+        while any(_is_handover(task) for task in asyncio.all_tasks()):
             await asyncio.sleep(0)
         connections = dict(self._connections)
         for connection, writer in connections.items():
@@ -150,6 +150,10 @@ class FaultyProxy:
         if not (self.lose_replies or self.lose_reply_probability) or not self.losable(request):
             return False
         return self.lose_replies or self._random.random() < self.lose_reply_probability
+
+
+def _is_handover(task: asyncio.Task[Any]) -> bool:
+    return getattr(task.get_coro(), "__name__", "") == "_accept_connection2"
 
 
 class _Link:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import threading
 from collections import Counter
@@ -40,7 +41,7 @@ def definition(function: Callable[..., Any], type: str = "job", **options: Any) 
     first = code.co_varnames[:1] if code is not None and code.co_argcount else ()
     given: dict[str, Any] = {
         "queue": "default",
-        "is_async": asyncio.iscoroutinefunction(function),
+        "is_async": inspect.iscoroutinefunction(function),
         "wants_context": first == ("ctx",),
         **options,
     }

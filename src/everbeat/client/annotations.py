@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 RETURN = "return"
+_PLAIN_TYPES = (str, int, float, bool)
 _LEFT_ALONE = (Any, object, None, type(None), inspect.Parameter.empty)
 
 
@@ -23,10 +24,11 @@ class Mismatch(Exception):
 
 
 class Converter:
-    """Converts values of one annotation."""
+    """Converts values of one annotation. `plain_type`: the type whose values need no conversion, if there is one."""
 
     def __init__(self, annotation: Any) -> None:
         self._annotation = annotation
+        self.plain_type: type | None = annotation if annotation in _PLAIN_TYPES else None
 
     def from_json(self, value: Any) -> Any:
         """Return the JSON value as the annotated type. Raises Mismatch."""
@@ -90,7 +92,7 @@ class HandlerTypes:
         converted = dict(arguments)
         for name, value in arguments.items():
             converter = converters.get(name, rest)
-            if converter is None or value is self.default_of(name):
+            if converter is None or converter.plain_type is type(value) or value is self.default_of(name):
                 continue
             try:
                 converted[name] = converter.from_json(value)

@@ -15,6 +15,7 @@ from everbeat.core.definitions import MAX_DEPTH
 from everbeat.core.names import is_encodable
 
 _NO_CONVERTERS: Mapping[str, Converter] = {}
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
 
 _HINTS = {
@@ -50,6 +51,41 @@ def bind(
 
     Arguments with a converter are checked against the annotation of their parameter.
     """
+    given = kwargs if not args and _binds_by_name(signature, kwargs) else _given(name, signature, args, kwargs)
+    rest = next((one.name for one in signature.parameters.values() if one.kind is inspect.Parameter.VAR_KEYWORD), "")
+    payload = {}
+    for parameter, value in given.items():
+        converter = converters.get(parameter) or converters.get(rest)
+        if _is_plain(value, converter):
+            payload[parameter] = value
+            continue
+        path = f"{name}: the argument {parameter}"
+        is_default = parameter in signature.parameters and value is signature.parameters[parameter].default
+        plain = value if converter is None or is_default else _checked(value, converter, path)
+        payload[parameter] = to_json_value(plain, path)
+    return payload
+
+
+def _binds_by_name(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the names are exactly those of the parameters, none of which is variable: the most frequent kind of call."""
+    parameters = signature.parameters
+    return kwargs.keys() == parameters.keys() and all(one.kind in _NAMED for one in parameters.values())
+
+
+def _is_plain(value: Any, converter: Converter | None) -> bool:
+    """Whether the value is a simple one of exactly the annotated type, which needs no conversion and no other check."""
+    kind = type(value)
+    if converter is not None and converter.plain_type is not kind:
+        return False
+    if kind is str:
+        return bool(value.isascii())
+    if kind is int:
+        return bool(_SMALLEST <= value <= _LARGEST)
+    return kind is bool or (kind is float and math.isfinite(value))
+
+
+def _given(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name. Those of `**name` are among them."""
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -60,15 +96,7 @@ def bind(
             given.update(value)
         else:
             given[parameter] = value
-    rest = next((one.name for one in signature.parameters.values() if one.kind is inspect.Parameter.VAR_KEYWORD), "")
-    payload = {}
-    for parameter, value in given.items():
-        path = f"{name}: the argument {parameter}"
-        converter = converters.get(parameter) or converters.get(rest)
-        is_default = parameter in signature.parameters and value is signature.parameters[parameter].default
-        plain = value if converter is None or is_default else _checked(value, converter, path)
-        payload[parameter] = to_json_value(plain, path)
-    return payload
+    return given
 
 
 def _checked(value: Any, converter: Converter, path: str) -> Any:

@@ -2,7 +2,8 @@
 
 A submit is sent immediately while fewer than `_MAX_IN_FLIGHT` requests are in flight. A batch is atomic, but its tasks come
 from independent callers. If the server rejects a batch, each task is sent separately, and each caller gets the result of its
-own task. Each task gets its idempotency key before the first request, so that sending it again does not create a second task.
+own task. Tasks without an idempotency key of their own share the key of their request, which costs the server much less. So
+they are sent separately only if it is certain that no earlier try of the request has created them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, cast
 from uuid import UUID
 
-import msgspec
-
 from everbeat.client.errors import ServerProblem
-from everbeat.client.requests import new_key
 from everbeat.core.protocol import TaskInput
 
 _MAX_BATCH = 1000
@@ -35,14 +33,15 @@ class Coalescer:
         self._send = send
         self._waiting: deque[_PendingSubmit] = deque()
         self._in_flight: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def submit(self, task: TaskInput) -> UUID:
-        if task.idempotency_key is None:
-            task = msgspec.structs.replace(task, idempotency_key=new_key())
-        waiting = _PendingSubmit(task, asyncio.get_running_loop().create_future())
+        loop = self._loop or asyncio.get_running_loop()
+        self._loop = loop
+        waiting = _PendingSubmit(task, loop.create_future())
         self._waiting.append(waiting)
         if len(self._in_flight) < _MAX_IN_FLIGHT:
-            self._in_flight.add(asyncio.create_task(self._send_waiting()))
+            self._in_flight.add(loop.create_task(self._send_waiting()))
         return await waiting.id
 
     async def close(self) -> None:
@@ -57,9 +56,8 @@ class Coalescer:
     async def _send_waiting(self) -> None:
         try:
             while self._waiting:
-                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
-                # Skip the tasks of callers that have been cancelled.
-                pending = [waiting for waiting in batch if not waiting.id.done()]
+                # Without the tasks of callers that have been cancelled.
+                pending = [waiting for waiting in self._take() if not waiting.id.done()]
                 if pending:
                     await self._send_batch(pending)
         finally:
@@ -67,11 +65,21 @@ class Coalescer:
             # sender that has stopped reading the queue.
             self._in_flight.discard(cast(asyncio.Task[None], asyncio.current_task()))
 
+    def _take(self) -> list[_PendingSubmit]:
+        """Take the next submits that all have an idempotency key of their own, or all have none."""
+        waiting = self._waiting
+        has_key = waiting[0].task.idempotency_key is not None
+        batch = [waiting.popleft()]
+        while waiting and len(batch) < _MAX_BATCH and (waiting[0].task.idempotency_key is not None) == has_key:
+            batch.append(waiting.popleft())
+        return batch
+
     async def _send_batch(self, batch: list[_PendingSubmit]) -> None:
         try:
             ids = await self._send([waiting.task for waiting in batch])
         except ServerProblem as problem:
-            if len(batch) > 1 and 400 <= problem.status < 500:
+            has_keys = batch[0].task.idempotency_key is not None
+            if len(batch) > 1 and 400 <= problem.status < 500 and (has_keys or problem.is_certain):
                 await asyncio.gather(*(self._send_batch([waiting]) for waiting in batch))
             else:
                 _fail_all(batch, problem)

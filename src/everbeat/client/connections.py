@@ -99,7 +99,8 @@ class HttpConnection(_Attachable):
         bound = self.bound
         if bound is not None and (bound.is_local or bound.loop is asyncio.get_running_loop()):
             return await _run_from_loop(bound, operation)
-        return await run(await self._transport(), operation)
+        entry = self._by_loop.get(asyncio.get_running_loop())
+        return await run(entry.transport if entry is not None else await self._transport(), operation)
 
     def close(self) -> None:
         with self._lock:

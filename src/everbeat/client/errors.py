@@ -22,13 +22,17 @@ from everbeat.core.responses import TaskResponse
 
 
 class ServerProblem(EverbeatError):
-    """The server rejected a request. `problem` is the response body (RFC 9457). `errors` lists the invalid fields."""
+    """The server rejected a request. `problem` is the response body (RFC 9457). `errors` lists the invalid fields.
+
+    `is_certain` is False if an earlier try of the same request may have taken effect: its response was lost, or was a 503.
+    """
 
     def __init__(self, status: int, problem: Mapping[str, Any], retry_after_seconds: float | None = None) -> None:
         super().__init__(status, problem, retry_after_seconds)
         self.status = status
         self.problem = dict(problem)
         self.retry_after_seconds = retry_after_seconds
+        self.is_certain = True
 
     @property
     def slug(self) -> str:

@@ -58,6 +58,7 @@ def exchange(request: Request, servers: Servers, retry_budget: RetryBudget) -> E
     started = retry_budget.monotonic()
     deadline = started + retry_budget.deadline_seconds
     tries = lost_count = 0
+    is_certain = True
     if servers.has_alternatives:
         request = _shortened(request)
     tried: set[str] = set()  # since the last pause
@@ -69,6 +70,7 @@ def exchange(request: Request, servers: Servers, retry_budget: RetryBudget) -> E
         is_down = _note_outcome(servers, url, outcome)
         if isinstance(outcome, HttpResponse) and (outcome.status < 400 or _was_already_deleted(request, outcome, lost_count)):
             return outcome
+        is_certain &= not _may_have_taken_effect(outcome)
         wait = _wait_seconds(request, outcome, tries, retry_budget.random_fraction())
         now = retry_budget.monotonic()
         if wait is not None and is_down and servers.current not in tried and now <= deadline:
@@ -76,7 +78,7 @@ def exchange(request: Request, servers: Servers, retry_budget: RetryBudget) -> E
             continue
         if wait is None or now + wait > deadline:
             if isinstance(outcome, HttpResponse):
-                raise_for_problem(outcome)
+                raise_for_problem(outcome, is_certain=is_certain)
             raise NotReachable(str(servers), servers.reason, now - started)
         if is_down and now + wait - started >= REPORT_AFTER_SECONDS:
             servers.report_outage(deadline - now)
@@ -101,6 +103,11 @@ def _shortened(request: Request) -> Request:
     if request.repeat is Repeat.SAFE and request.timeout_seconds is None and len(request.body or b"") <= _SMALL_BODY_BYTES:
         return request._replace(timeout_seconds=_FAILOVER_TIMEOUT_SECONDS)
     return request
+
+
+def _may_have_taken_effect(outcome: HttpResponse | NoResponse | None) -> bool:
+    """Whether a failed try may have taken effect. The commit of a 503 may have succeeded after the server gave up."""
+    return outcome.status >= 500 if isinstance(outcome, HttpResponse) else outcome is not None and outcome.was_sent
 
 
 def _was_already_deleted(request: Request, response: HttpResponse, lost_count: int) -> bool:

@@ -219,14 +219,16 @@ def convert(body: Any, type_: type[T]) -> T:
         ) from None
 
 
-def raise_for_problem(response: HttpResponse) -> None:
+def raise_for_problem(response: HttpResponse, *, is_certain: bool = True) -> None:
     if response.status < 400:
         return
     try:
         body = _decode_any(response.body) if response.body else None
     except msgspec.DecodeError:
         body = response.body.decode("utf-8", "replace")
-    raise problem_of(response.status, body, retry_after_seconds(response))
+    problem = problem_of(response.status, body, retry_after_seconds(response))
+    problem.is_certain = is_certain
+    raise problem
 
 
 def retry_after_seconds(response: HttpResponse) -> float | None:

@@ -26,6 +26,7 @@ from everbeat.client.options import (
     submit_fields,
 )
 from everbeat.client.registry import Registry, TaskDefinition
+from everbeat.client.tracing import current_traceparent
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput, raw_json
@@ -53,7 +54,10 @@ def submit_task(connection: Connection, task: TaskInput, types: HandlerTypes | N
 
 
 def input_of(task: TaskDefinition, payload: dict[str, Any], options: Mapping[str, Any]) -> TaskInput:
-    fields = submit_fields(options)
+    fields: dict[str, Any] = {"priority": task.priority, "labels": task.labels}
+    if options:
+        given = submit_fields(options)
+        fields |= {**given, "labels": {**task.labels, **given.get("labels", {})}}
     return TaskInput(
         type=task.type,
         queue=task.queue,
@@ -61,7 +65,8 @@ def input_of(task: TaskDefinition, payload: dict[str, Any], options: Mapping[str
         max_attempts=task.max_attempts,
         retry=task.retry,
         timeout_seconds=task.timeout_seconds,
-        **{"priority": task.priority, **fields, "labels": {**task.labels, **fields.get("labels", {})}},
+        traceparent=current_traceparent(),
+        **fields,
     )
 
 
@@ -71,7 +76,7 @@ def named_input(registry: Registry, type_: str, payload: Any, options: Mapping[s
     if not isinstance(type_, str) or not is_name(type_):
         raise InvalidInput.of("type", NAME_MESSAGE)
     known = registry.tasks.get(type_)
-    unknown = TaskInput(type=type_, queue=DEFAULT_QUEUE, payload=raw_json(payload))
+    unknown = TaskInput(type=type_, queue=DEFAULT_QUEUE, payload=raw_json(payload), traceparent=current_traceparent())
     task = unknown if known is None else input_of(known, payload, {})
     given = {**checked_task_fields(type_, options), **submit_fields(options)}
     return msgspec.structs.replace(task, **{**given, "labels": {**task.labels, **given.get("labels", {})}})

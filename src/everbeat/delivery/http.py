@@ -110,11 +110,12 @@ class HttpDelivery(Target):
         assert url is not None
         if message := url_message(url, self._options.rules):
             return Refused(f"the URL {message}", "address-not-allowed")
-        if (URL(url).host or "").rstrip(".") != (urlsplit(url).hostname or "").rstrip("."):
+        parsed = URL(url)
+        if (parsed.host or "").rstrip(".") != (urlsplit(url).hostname or "").rstrip("."):
             return Refused("the URL is ambiguous: its host can be read in two ways", "address-not-allowed")
         started = time.perf_counter()
         try:
-            status, headers, body, is_whole = await self._send(task, spec, url)
+            status, headers, body, is_whole = await self._send(task, spec, parsed)
         except AddressRefused:
             return _address_refused()
         except (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError) as error:
@@ -132,7 +133,7 @@ class HttpDelivery(Target):
             return Delivered(_result_of(headers, body, is_whole), response)
         return self._failure(spec, status, headers, response)
 
-    async def _send(self, task: DeliveryTask, spec: HttpSpec, url: str) -> tuple[int, Mapping[str, str], bytes, bool]:
+    async def _send(self, task: DeliveryTask, spec: HttpSpec, url: URL) -> tuple[int, Mapping[str, str], bytes, bool]:
         endpoint = task.endpoint
         method = endpoint.method if endpoint is not None and endpoint.method and spec.method == "POST" else spec.method
         body = b"" if method == "GET" else task.payload

@@ -22,10 +22,12 @@ DEFAULT_HTTP_OPTIONS = HttpOptions()
 BUILT_IN: Mapping[str, str] = {
     "amqp": "everbeat.delivery.amqp",
     "celery": "everbeat.delivery.celery",
+    "email": "everbeat.delivery.email",
     "http": "everbeat.delivery.http",
     "kafka": "everbeat.delivery.kafka",
     "nats": "everbeat.delivery.nats",
     "redis": "everbeat.delivery.redis",
+    "slack": "everbeat.delivery.slack",
     "sqs": "everbeat.delivery.sqs",
 }
 
@@ -53,9 +55,9 @@ class TargetRegistry:
         return frozenset({*self._installed, *self._extra} - set(TARGET_KINDS))
 
     def kinds(self) -> list[str]:
-        """Return the kinds that this node delivers: http, those of configured connections, and those of packages."""
+        """Return the kinds that this node delivers: http and slack, those of configured connections, and those of packages."""
         configured = {broker.kind for broker in self._brokers.values()}
-        return sorted({"http", *configured, *self._installed, *self._extra})
+        return sorted({"http", "slack", *configured, *self._installed, *self._extra})
 
     def target(self, kind: str) -> Target:
         """Return the target of a kind. Raises ExtraMissing if its packages are not installed."""

@@ -8,7 +8,7 @@ from uuid import UUID
 from everbeat.core.targets import is_reserved_queue
 from everbeat.core.workers import Absence, WorkerInfo, absence_of
 from everbeat.services.events import Emit, TasksWithoutWorker, UnservedType, ignore
-from everbeat.services.maintenance import SingletonLoop
+from everbeat.services.maintenance.singleton import SingletonLoop
 from everbeat.services.ownership import Ownership
 from everbeat.store.base import Store
 

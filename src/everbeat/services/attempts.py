@@ -38,7 +38,7 @@ _PAST_NEXT: dict[str | None, Next] = {None: "retry", "dead": "dead", "failed": "
 class AttemptEnder:
     def __init__(self, store: Store, publisher: ChangePublisher) -> None:
         self._store = store
-        self._publisher = publisher
+        self.publisher = publisher
 
     async def end(
         self,
@@ -64,13 +64,13 @@ class AttemptEnder:
             ended = await self._store.task_end(endings, is_expired=False, now=now) if endings else _NONE_ENDED
             recorded = [one for one in endings if (one.id, one.fence) in ended.ids]
             results |= {(one.id, one.fence): LeaseResult(one.id, "ok", _NEXT.get(one.state, "failed")) for one in recorded}
-            self._publisher.publish(ended.changes)
+            self.publisher.publish(ended.changes)
             missed = [one for one in endings if (one.id, one.fence) not in ended.ids]
             undecided = [LeaseRef(one.tenant_id, one.id, one.fence) for one in missed]
             if not ended.locked:
                 tries += 1
                 continue
-            self._publisher.report_locked("task_end", [id_ for id_, _ in ended.locked])
+            self.publisher.report_locked("task_end", [id_ for id_, _ in ended.locked])
             if (delay := next(delays, None)) is None:  # the worker repeats its report; what was recorded is returned again
                 raise StoreLocked(LOCKED_MESSAGE)
             await asyncio.sleep(delay)
@@ -79,6 +79,7 @@ class AttemptEnder:
             for past in await self._store.task_ended(stale):
                 if was_reported(past):
                     results[past.id, past.fence] = LeaseResult(past.id, "ok", _PAST_NEXT.get(past.state))
+            self.publisher.report_stale("end", sum(one.status == "stale" for one in results.values()))
         return results
 
     async def release(self, leases: Sequence[LeaseRef], now: datetime | None = None) -> LeaseResults:

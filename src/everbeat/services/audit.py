@@ -16,8 +16,11 @@ from uuid import UUID
 
 import msgspec
 
+from everbeat.core.audit_findings import FindingKind
 from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput
+from everbeat.core.ledger_days import DAY, ROLL_UP_NAME, DayCounts, closed_days, whole_days
+from everbeat.core.rule_periods import RulePeriod
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import PastRule, Schedule
 from everbeat.core.tenants import Tenant
@@ -25,7 +28,7 @@ from everbeat.core.ticks import Outcome, SkipReason, Tick
 from everbeat.core.timeline import Timeline, TimelineCache
 from everbeat.services.ledger import accounted_until
 from everbeat.store.base import Store
-from everbeat.store.values import ScheduleFilter, TickTotal
+from everbeat.store.values import DayTotal, FindingFilter, ScheduleFilter, TickTotal
 
 _MICROSECOND = timedelta(microseconds=1)
 _PAGE = 500
@@ -33,6 +36,9 @@ _MAX_KEPT = 1000
 _KEPT_SECONDS = 60.0
 _MAX_WINDOW = timedelta(days=366)
 _MAX_WINDOWS_SECONDS = 2.0
+# The parts of days at the edges of a window are computed from the rules for up to this number of schedules.
+_MAX_EXACT = 10_000
+_MAX_FINDINGS = 10_000
 
 _Row = TypeVar("_Row", TickTotal, Tick, PastRule)
 
@@ -67,6 +73,15 @@ class AuditReport(NamedTuple):
     faulty: list[Schedule]
 
 
+class _Case(NamedTuple):
+    """What one audit counts: the closed days from the roll-up, and the windows before and after them from the ledger."""
+
+    tenant_id: UUID
+    windows: Sequence[tuple[datetime, datetime]]
+    days: tuple[datetime, datetime] | None
+    now: datetime
+
+
 class TenantAuditCount(NamedTuple):
     tenant: Tenant
     counted: AuditCount
@@ -78,19 +93,6 @@ class ClusterAuditReport(NamedTuple):
     total: AuditCount
     tenants: list[TenantAuditCount]
     faulty: list[Schedule]
-
-
-class _Period(NamedTuple):
-    """The ticks of a rule that was in force in (since, until]."""
-
-    since: datetime
-    until: datetime
-    timeline: Timeline
-
-    def ticks_in(self, from_: datetime, to: datetime) -> int:
-        """Return the number of its ticks in [from_, to)."""
-        after, until = max(self.since, from_ - _MICROSECOND), min(self.until, to - _MICROSECOND)
-        return self.timeline.count_between(after, until) if until > after else 0
 
 
 class AuditService:
@@ -127,20 +129,94 @@ class AuditService:
         moment = await self._store.clock(now=now)
         start, end = audit_window(from_, to, moment)
         end += _MICROSECOND if to is None or to > moment else timedelta(0)
-        total, listed = AuditCount(), list[ScheduleAuditCount]()
+        days = await self._closed_days(start, end)
+        windows = [(start, end)] if days is None else [one for one in ((start, days[0]), (days[1], end)) if one[0] < one[1]]
+        total = (
+            AuditCount()
+            if days is None
+            else _count_of(await self._store.ledger_day_total(tenant_id, from_=days[0], to=days[1]))
+        )
+        case = _Case(tenant_id, windows, days, moment)
+        if await self._store.schedule_is_many(tenant_id, than=_MAX_EXACT):
+            for window in windows:
+                total.add(await self._count_window(tenant_id, *window, moment))
+            listed = await self._list_page(case, after_name, limit)
+        else:
+            listed = await self._count_exactly(case, total, after_name, limit)
+        faulty = await self._store.schedule_faulty(tenant_id, limit=100)
+        return AuditReport(start, end, total, listed, faulty)
+
+    async def _closed_days(self, start: datetime, end: datetime) -> tuple[datetime, datetime] | None:
+        """Return the whole days of a window that the roll-up has counted, as [first, end)."""
+        position = next((one.position for one in await self._store.turn_list() if one.name == ROLL_UP_NAME), "{}")
+        closed = closed_days(position)
+        return None if closed is None else whole_days(start, end, closed)
+
+    async def _count_exactly(
+        self, case: _Case, total: AuditCount, after_name: str | None, limit: int
+    ) -> list[ScheduleAuditCount]:
+        """Add the counts of all schedules outside the closed days, and return the page of the list."""
+        listed: list[ScheduleAuditCount] = []
         name: str | None = None
-        calendars = {calendar.name: calendar for calendar in await self._store.calendar_list(tenant_id)}
-        while True:
-            page = await self._store.schedule_list(tenant_id, ScheduleFilter(), after_name=name, limit=_PAGE)
-            for one in await self._audit_schedules(tenant_id, page, calendars, start, end, moment):
+        while case.windows or len(listed) < limit:
+            page = await self._store.schedule_list(case.tenant_id, ScheduleFilter(), after_name=name, limit=_PAGE)
+            for one in await self._count_windows(case, page):
                 total.add(one.counted)
                 if len(listed) < limit and (after_name is None or one.schedule.spec.name > after_name):
                     listed.append(one)
             if len(page) < _PAGE:
                 break
             name = page[-1].spec.name
-        faulty = await self._store.schedule_faulty(tenant_id, limit=100)
-        return AuditReport(start, end, total, listed, faulty)
+        return await self._with_closed_days(case, listed)
+
+    async def _list_page(self, case: _Case, after_name: str | None, limit: int) -> list[ScheduleAuditCount]:
+        listed: list[ScheduleAuditCount] = []
+        while len(listed) < limit:
+            size = min(_PAGE, limit - len(listed))
+            page = await self._store.schedule_list(case.tenant_id, ScheduleFilter(), after_name=after_name, limit=size)
+            listed += await self._count_windows(case, page)
+            if len(page) < size:
+                break
+            after_name = page[-1].spec.name
+        return await self._with_closed_days(case, listed)
+
+    async def _count_windows(self, case: _Case, page: Sequence[Schedule]) -> list[ScheduleAuditCount]:
+        """Return the exact counts of a page of schedules outside the closed days."""
+        calendars = {one.name: one for one in await self._store.calendar_list(case.tenant_id)}
+        counted = [ScheduleAuditCount(schedule, AuditCount()) for schedule in page]
+        for start, end in case.windows:
+            found = await self._audit_schedules(case.tenant_id, page, calendars, start, end, case.now)
+            for one, more in zip(counted, found, strict=True):
+                one.counted.add(more.counted)
+        return counted
+
+    async def _with_closed_days(self, case: _Case, listed: list[ScheduleAuditCount]) -> list[ScheduleAuditCount]:
+        if case.days is None or not listed:
+            return listed
+        days = [case.days[0] + index * DAY for index in range((case.days[1] - case.days[0]) // DAY)]
+        found = await self._store.ledger_day_list(case.tenant_id, [one.schedule.id for one in listed], days)
+        for one in listed:
+            if one.schedule.id in found:
+                one.counted.add(_count_of(found[one.schedule.id]))
+        return listed
+
+    async def _count_window(self, tenant_id: UUID, start: datetime, end: datetime, now: datetime) -> AuditCount:
+        """Count a part of a day of a tenant with many schedules: the rows of the ledger, and the ticks that the auditor misses.
+
+        To compute the ticks of every rule would take too long. The auditor does that all the time.
+        """
+        recorded = await self._store.tick_window_totals(tenant_id, from_=start, to=end)
+        fired = recorded.pop(Outcome.FIRED.value, 0)
+        count = AuditCount(fired=fired, skipped=Counter(recorded))
+        for kind in (FindingKind.MISSING, FindingKind.OVERDUE, FindingKind.DOUBLED):
+            filter_ = FindingFilter(kind=kind, from_at=start, to_at=end)
+            found = len(await self._store.finding_list(tenant_id, filter_, limit=_MAX_FINDINGS))
+            if kind is FindingKind.DOUBLED:
+                count.doubled = found
+            else:
+                count.missing += found
+        count.expected = fired + count.skipped.total() + count.missing
+        return count
 
     async def run_all(
         self,
@@ -207,7 +283,7 @@ class AuditService:
                 await asyncio.sleep(0)
             periods = self._periods(schedule, past.get(schedule.id, []), calendars, now)
             last = ends[schedule.id]
-            count = _count_recorded(totals.get(schedule.id, []), ranges.get(schedule.id, []), periods, start, last)
+            count = count_recorded(totals.get(schedule.id, []), ranges.get(schedule.id, []), periods, start, last)
             count.expected = sum(period.ticks_in(start, end) for period in periods)
             # The rules do not contain a tick that a change of the tz database moved. Its row is recorded in addition.
             count.expected += count.skipped[SkipReason.ZONE_CHANGED.value]
@@ -221,13 +297,13 @@ class AuditService:
 
     def _periods(
         self, schedule: Schedule, past: Sequence[PastRule], calendars: Mapping[str, Calendar], now: datetime
-    ) -> list[_Period]:
+    ) -> list[RulePeriod]:
         present = (schedule.spec.rule, schedule.rule_at, accounted_until(schedule, now, self._late_seconds))
         periods = []
         for rule, since, until in [*((one.rule, one.since, one.until) for one in past), present]:
             timeline = self._timeline(rule, schedule.id, calendars)
             if timeline is not None:
-                periods.append(_Period(since, until, timeline))
+                periods.append(RulePeriod(since, until, timeline))
         return periods
 
     def _timeline(self, rule: Rule, id_: UUID, calendars: Mapping[str, Calendar]) -> Timeline | None:
@@ -248,8 +324,16 @@ def audit_window(from_: datetime | None, to: datetime | None, moment: datetime) 
     return start, end
 
 
-def _count_recorded(
-    totals: Sequence[TickTotal], ranges: Sequence[Tick], periods: Sequence[_Period], start: datetime, end: datetime
+def _count_of(days: DayCounts) -> AuditCount:
+    return AuditCount(days.expected, days.fired, Counter(days.skipped), days.missing, days.doubled)
+
+
+def count_recorded(
+    totals: Sequence[TickTotal] | Sequence[DayTotal],
+    ranges: Sequence[Tick],
+    periods: Sequence[RulePeriod],
+    start: datetime,
+    end: datetime,
 ) -> AuditCount:
     """Count the ticks in the ledger rows of a window. Of a skipped range that crosses an edge, the part inside counts."""
     count = AuditCount()

@@ -274,7 +274,7 @@ class _Bucket:
     """An S3-compatible bucket, through obstore."""
 
     def __init__(self, url: str, endpoint: str | None, deadline_seconds: float) -> None:
-        self._store = _open_bucket(url, endpoint, deadline_seconds)
+        self._store = open_bucket(url, endpoint, deadline_seconds)
 
     def check(self) -> None:
         """The settings were checked when the bucket was opened."""
@@ -308,14 +308,14 @@ def _bucket_errors() -> Iterator[None]:
         raise OSError(str(error).partition("\n\nDebug source")[0]) from error
 
 
-def _open_bucket(url: str, endpoint: str | None, deadline_seconds: float) -> S3Store:
+def open_bucket(url: str, endpoint: str | None, deadline_seconds: float) -> S3Store:
     """Open a bucket. Credentials and region come from the AWS_* variables or the AWS configuration of the machine."""
     try:
         from obstore.exceptions import BaseError
         from obstore.store import S3Store
     except ImportError:
         raise SettingsError(
-            "settings: a blob_url that begins with s3:// needs the package obstore; run: pip install 'everbeat[s3]'"
+            "settings: a URL that begins with s3:// needs the package obstore; run: pip install 'everbeat[s3]'"
         ) from None
     try:
         return S3Store.from_url(
@@ -338,4 +338,4 @@ def _open_bucket(url: str, endpoint: str | None, deadline_seconds: float) -> S3S
         )
     except (BaseError, ValueError) as error:
         text = str(error).partition("\n")[0]
-        raise SettingsError(f"settings: blob_url or the AWS_* variables are wrong: {text}") from None
+        raise SettingsError(f"settings: the URL {url} or the AWS_* variables are wrong: {text}") from None

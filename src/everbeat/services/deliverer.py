@@ -40,6 +40,7 @@ from everbeat.services.fair_dispatch import ClaimScope, FairDispatcher, Fairness
 from everbeat.services.leases import LeaseService
 from everbeat.services.loops import wait_for_event
 from everbeat.services.publisher import ChangeEffects, ChangePublisher
+from everbeat.services.tracing import TaskTracer
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest, Notice
 
@@ -145,6 +146,7 @@ class Deliverer:
         monotonic: Monotonic = time.monotonic,
         emit: Emit = ignore,
         event_stream: EventStream | None = None,
+        tracer: TaskTracer | None = None,
     ) -> None:
         self._store = store
         self._publisher = publisher
@@ -158,6 +160,7 @@ class Deliverer:
         self._preparation = preparation or PlainPreparation()
         self._monotonic = monotonic
         self._emit = emit
+        self._tracer = tracer
         self._targets: dict[str, Target] = {}
         self.destinations = Destinations(slots, self._limits_of_kind, monotonic=monotonic, emit=emit, event_stream=event_stream)
         self._dispatcher: FairDispatcher | None = None
@@ -306,7 +309,7 @@ class Deliverer:
     async def _deliver(self, delivery: _RunningDelivery) -> None:
         one = delivery.prepared
         delivery.is_started = True
-        started = self._monotonic()
+        started, started_ns = self._monotonic(), time.time_ns()
         outcome: DeliveryOutcome | None = None
         try:
             if delivery.stop_reason is None:
@@ -315,7 +318,11 @@ class Deliverer:
             delivery.is_sent = True
             self.destinations.end(one.destination, _result_of(outcome))
             self._note_capacity(one.destination.name)
-            self._emit(DeliveryEnded(one.kind, _name_of(outcome, delivery.stop_reason), self._monotonic() - started))
+            name, seconds = _name_of(outcome, delivery.stop_reason), self._monotonic() - started
+            self._emit(DeliveryEnded(one.kind, name, seconds, _status_of(outcome)))
+            if self._tracer is not None:
+                error = _error_of(outcome, delivery.stop_reason)
+                self._tracer.on_delivery(delivery.task, one.kind, one.destination.name, started_ns, error)
             if outcome is None and delivery.stop_reason != "cancelled":
                 self._forget(delivery)
         try:
@@ -344,10 +351,14 @@ class Deliverer:
         """Return the outcome; None if the delivery was stopped."""
         one = delivery.prepared
         target = self._targets[one.kind]
+        task = one.task
+        if self._tracer is not None:
+            traceparent = self._tracer.delivery_context(delivery.task).traceparent
+            task = msgspec.structs.replace(task, traceparent=traceparent)
         seconds = min(target.timeout_seconds, one.task.timeout_seconds)
         try:
             async with asyncio.timeout(seconds):
-                return await target.deliver(one.task)
+                return await target.deliver(task)
         except TimeoutError:
             return RetryDelivery(None, f"the destination did not confirm the delivery within {seconds:g} seconds", "timeout")
         except asyncio.CancelledError:
@@ -422,6 +433,18 @@ def _result_of(outcome: DeliveryOutcome | None) -> DeliveryResult | None:
     if isinstance(outcome, RetryDelivery):
         return DeliveryResult(outcome.blames_destination, outcome.hold_seconds)
     return DeliveryResult()
+
+
+def _status_of(outcome: DeliveryOutcome | None) -> str:
+    """Return the class of the HTTP status, such as `2xx`."""
+    status = None if outcome is None or outcome.response is None else outcome.response.status
+    return "" if status is None else f"{status // 100}xx"
+
+
+def _error_of(outcome: DeliveryOutcome | None, stop_reason: str | None) -> str | None:
+    if outcome is None:
+        return f"stopped: {stop_reason}"
+    return outcome.why if isinstance(outcome, RetryDelivery | Refused) else None
 
 
 def _name_of(outcome: DeliveryOutcome | None, stop_reason: str | None) -> str:

@@ -63,7 +63,10 @@ class DeliveryReports:
         self._total_seconds = total_seconds
         self._random_fraction = random_fraction
         self._failures: GroupCommit[_Failure, None] = GroupCommit(
-            self._write_failures, max_rows=_MAX_ROWS, count_rows=lambda _one: 1
+            self._write_failures,
+            max_rows=_MAX_ROWS,
+            count_rows=lambda _one: 1,
+            on_batch=attempts.publisher.report_group_commit("task_end"),
         )
 
     async def record(self, task: ClaimedTask, outcome: DeliveryOutcome | CancelledDelivery) -> None:

@@ -196,6 +196,12 @@ class Destinations:
             if (one := self._destinations.get(key)) is not None and one.breaker.state(now) is not BreakerState.CLOSED
         ]
 
+    def breaker_counts(self) -> dict[str, int]:
+        """Return the number of destinations whose circuit breaker is open, and half-open."""
+        now = self._monotonic()
+        states = [self._destinations[key].breaker.state(now) for key in self._states if key in self._destinations]
+        return {state.value: states.count(state) for state in (BreakerState.OPEN, BreakerState.HALF_OPEN)}
+
     def _prune(self) -> None:
         """Forget destinations about which nothing has to be remembered, before there are too many."""
         if len(self._destinations) < _MAX_KEPT or len(self._destinations) % 1000:

@@ -51,10 +51,12 @@ class EventKind(StrEnum):
     TICK = "tick"
     TASK = "task"
     CLUSTER = "cluster"
+    CHECK = "check"
+    INCIDENT = "incident"
     LOST = "lost"
 
 
-PUBLISHED_KINDS = frozenset({EventKind.TICK, EventKind.TASK, EventKind.CLUSTER})
+PUBLISHED_KINDS = frozenset({EventKind.TICK, EventKind.TASK, EventKind.CLUSTER, EventKind.CHECK, EventKind.INCIDENT})
 
 
 class StreamEvent(NamedTuple):

@@ -1,18 +1,26 @@
-"""Events of the engine for telemetry.py, which turns them into logs and metrics. They are not those of the event stream."""
+"""Events of the engine for telemetry, which turns them into logs and metrics. They are not those of the event stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 
+from everbeat.core.alerts import AlertKind
+from everbeat.core.audit_findings import AuditFinding
 from everbeat.core.circuit_breakers import BreakerState
+from everbeat.core.service_levels import Level
+from everbeat.store.samples import ClusterSample
 
 
 class TicksFired(NamedTuple):
+    """`lags_seconds`: from the tick to its firing. `skews_seconds`: from when it was due, which is later with jitter."""
+
     lags_seconds: list[float]
+    skews_seconds: Sequence[float] = ()
 
 
 class TicksSkipped(NamedTuple):
@@ -76,10 +84,11 @@ class ClockSetBack(NamedTuple):
 
 
 class SchemaNewer(NamedTuple):
-    """The database was migrated by a newer version while this node was running."""
+    """The database was migrated by a newer version while this node was running. If it is compatible, the node continues."""
 
     version: int
     supported: int
+    is_compatible: bool = False
 
 
 class PauseChanged(NamedTuple):
@@ -110,6 +119,23 @@ class TicksOverdue(msgspec.Struct, frozen=True):
     names: list[str]
 
 
+class FindingsOpened(NamedTuple):
+    """The auditor has found something new."""
+
+    findings: list[AuditFinding]
+
+
+class FindingsResolved(NamedTuple):
+    findings: list[AuditFinding]
+
+
+class FindingsCounted(NamedTuple):
+    """The number of open findings by kind, and when the auditor has ended its last turn, on any node."""
+
+    open: Mapping[str, int]
+    ran_at: datetime | None
+
+
 class LoopRan(NamedTuple):
     loop: str
     seconds: float
@@ -125,9 +151,68 @@ class EventLoopBlocked(NamedTuple):
     seconds: float
 
 
+class EventLoopDelayed(NamedTuple):
+    """How much later than planned the event loop has run a timer."""
+
+    seconds: float
+
+
+class LevelsReported(NamedTuple):
+    """How the service level objectives are met. `valid_seconds`: as for a sample."""
+
+    levels: list[Level]
+    valid_seconds: float
+
+
+class ClusterSampled(NamedTuple):
+    """`valid_seconds`: for how long the sample may be shown, if no newer one follows."""
+
+    sample: ClusterSample
+    valid_seconds: float
+
+
+class LoopBlocked(NamedTuple):
+    """An iteration of a loop still runs after its deadline. `seconds`: for how long it has run."""
+
+    loop: str
+    seconds: float
+
+
+class HeartbeatSent(NamedTuple):
+    """A heartbeat to `heartbeat_url`: `ok`, `fail` with the problems, or `error` if it was not accepted."""
+
+    outcome: str
+    problems: list[str]
+
+
 class Pruned(msgspec.Struct, frozen=True):
     what: str
     count: int
+
+
+class MonthArchived(NamedTuple):
+    table: str
+    month: str
+    rows: int
+    bytes: int
+    seconds: float
+
+
+class ArchiveFailed(NamedTuple):
+    """A month could not be archived, and is kept."""
+
+    table: str
+    month: str
+    error: str
+
+
+class MonthsToArchive(msgspec.Struct, frozen=True):
+    """How many months of tables are past their retention and not archived and removed yet."""
+
+    count: int
+
+
+ArchiveEvent = MonthArchived | ArchiveFailed | MonthsToArchive
 
 
 class UnservedType(NamedTuple):
@@ -170,7 +255,10 @@ class TasksSubmitted(msgspec.Struct, frozen=True):
 
 
 class TasksClaimed(msgspec.Struct, frozen=True):
+    """`waited_seconds`: how long each of them was ready. A task of a direct handoff did not wait."""
+
     count: int
+    waited_seconds: list[float] = []
 
 
 class TasksPromoted(msgspec.Struct, frozen=True):
@@ -189,12 +277,50 @@ class AttemptEnded(NamedTuple):
     state: str
 
 
+class AttemptRun(NamedTuple):
+    """How long an attempt ran, of the time that it was allowed to."""
+
+    outcome: str
+    ran_seconds: float
+    timeout_seconds: float
+
+
+class AttemptsRan(NamedTuple):
+    """Attempts that have ended, whatever their outcome."""
+
+    runs: list[AttemptRun]
+
+
+class LeasesExpired(msgspec.Struct, frozen=True):
+    """Attempts that the reaper has ended, because their worker sent no heartbeat in time or they exceeded their timeout."""
+
+    count: int
+
+
+class StaleWritesRefused(NamedTuple):
+    """Reports on leases that were lost before. They changed nothing. `operation`: `complete`, `end` or `heartbeat`."""
+
+    operation: str
+    count: int  # type: ignore[assignment]  # it hides tuple.count, which is not used
+
+
+class GroupCommitted(NamedTuple):
+    """A batch of requests was written together."""
+
+    operation: str
+    rows: int
+
+
 class DeliveryEnded(NamedTuple):
-    """A delivery has ended. `outcome`: `delivered`, `accepted`, `retry`, `refused`, or why it was stopped."""
+    """A delivery has ended. `outcome`: `delivered`, `accepted`, `retry`, `refused`, or why it was stopped.
+
+    `status`: the class of the HTTP status, such as `2xx`; empty without a response, and for other kinds of targets.
+    """
 
     kind: str
     outcome: str
     seconds: float
+    status: str = ""
 
 
 class DeliveryKindUnavailable(NamedTuple):
@@ -214,12 +340,53 @@ class CircuitBreakerChanged(NamedTuple):
     not_closed: int
 
 
+class CheckChanged(NamedTuple):
+    """The state of a check has changed. `reason`: why it is down."""
+
+    tenant_id: UUID
+    check: str
+    from_state: str
+    to_state: str
+    reason: str | None
+
+
+class PingsReceived(NamedTuple):
+    """Pings by kind."""
+
+    counts: Mapping[str, int]
+
+
 DeliveryEvent = DeliveryEnded | DeliveryKindUnavailable | CircuitBreakerChanged
+
+FindingEvent = FindingsOpened | FindingsResolved | FindingsCounted
+
+
+class IncidentsOpen(NamedTuple):
+    """The unresolved incidents of alert rules by kind, as the node that evaluates them has counted them."""
+
+    counts: Mapping[str, int]
+
+
+class IncidentsChanged(NamedTuple):
+    """Incidents that were opened and resolved, by kind, the messages that were written by event, and their recipients."""
+
+    opened: Mapping[AlertKind, int]
+    resolved: Mapping[AlertKind, int]
+    messages: Mapping[str, int]
+    tasks: int
+
+
+AlertEvent = IncidentsOpen | IncidentsChanged
 
 TaskEvent = TasksSubmitted | TasksClaimed | TasksPromoted | TasksFinished | AttemptEnded
 
+Measurement = (
+    AttemptsRan | LeasesExpired | StaleWritesRefused | GroupCommitted | EventLoopDelayed | ClusterSampled | LevelsReported
+)
+
 Event = (
     TaskEvent
+    | Measurement
     | DeliveryEvent
     | TicksFired
     | TicksSkipped
@@ -236,15 +403,24 @@ Event = (
     | ZonesChanged
     | ZonesOutdated
     | PauseChanged
+    | CheckChanged
+    | PingsReceived
     | TicksOverdue
+    | FindingEvent
     | LoopRan
     | LoopFailed
     | EventLoopBlocked
+    | LoopBlocked
+    | HeartbeatSent
     | Pruned
     | TasksWithoutWorker
+    | AlertEvent
     | RequestRefused
     | ProxyNotTrusted
     | BlobCallFailed
+    | MonthArchived
+    | ArchiveFailed
+    | MonthsToArchive
 )
 
 Emit = Callable[[Event], None]

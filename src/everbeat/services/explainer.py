@@ -10,6 +10,7 @@ from uuid import UUID
 
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.calendars import Calendar
+from everbeat.core.definitions import rfc3339
 from everbeat.core.errors import InvalidInput, NotFound
 from everbeat.core.explain import ExplainContext, Explanation, NearbyTicks, PartitionOwner, ScheduleEdit, explain
 from everbeat.core.pauses import Pause, pause_of
@@ -25,14 +26,16 @@ from everbeat.core.zones import load_zone
 from everbeat.services.ledger import accounted_until
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.tasks import TaskService
+from everbeat.services.tenants import TenantDirectory
 from everbeat.services.workers import WorkerDirectory
 from everbeat.store.base import Store
-from everbeat.store.values import AuditLogFilter, TaskFilter
+from everbeat.store.values import AuditLogFilter, FindingFilter, TaskFilter
 
 _MICROSECOND = timedelta(microseconds=1)
 _SECOND = timedelta(seconds=1)
 _MAX_BLOCKERS_SCANNED = 200
 _MAX_POSITION = 10_000
+_MAX_FINDINGS = 10
 _MAX_AUDIT_LOG_SCANNED = 200
 _EDIT_WINDOW = timedelta(seconds=10)
 _DAY = timedelta(days=1)
@@ -59,6 +62,7 @@ class Explainer:
         late_seconds: float,
         retention_days: float,
         workers: WorkerDirectory | None = None,
+        directory: TenantDirectory | None = None,
     ) -> None:
         self._store = store
         self._schedules = schedules
@@ -67,6 +71,7 @@ class Explainer:
         self._late_seconds = late_seconds
         self._workers = workers or WorkerDirectory(store)
         self._retention = timedelta(days=retention_days)
+        self._directory = directory
 
     async def explain(self, tenant_id: UUID, ref: str, at: datetime | None, *, now: datetime | None = None) -> Explanation:
         """Explain the tick at that instant, by default the latest one that was expected. Whole seconds mean that second."""
@@ -80,16 +85,28 @@ class Explainer:
             now=moment,
             zone=load_zone("UTC"),
             accounted_until=accounted_until(schedule, moment, self._late_seconds),
-            kept_since=moment - self._retention,
+            kept_since=moment - self._retention_of(tenant_id),
             rule=None,
         )
         case = await self._with_rule(case._replace(absence=await self._absence_of_schedule(schedule, moment)))
         row = await self._row(case, _search_end(at) if case.tick is None else case.at + _MICROSECOND)
         if row is None and case.tick is not None and case.at > moment:
             case = case._replace(pause=await self._pause_ahead(schedule, case.at, moment))
-        if row is not None:
-            return explain(await self._with_row(case, row))
-        return explain(await self._with_history(case))
+        found = explain(await self._with_row(case, row) if row is not None else await self._with_history(case))
+        return found._replace(facts=[*found.facts, *await self._finding_facts(case)])
+
+    async def _finding_facts(self, case: ExplainContext) -> list[Fact]:
+        """What the auditor found about the tick."""
+        schedule, window = case.schedule, (case.at, _search_end(case.at) if case.tick is None else case.at + _MICROSECOND)
+        facts = []
+        for is_resolved in (False, True):
+            filter_ = FindingFilter(is_resolved, schedule_id=schedule.id, from_at=window[0], to_at=window[1])
+            for finding in await self._store.finding_list(schedule.tenant_id, filter_, limit=_MAX_FINDINGS):
+                link = f"/v1/audit/findings?schedule={schedule.id}&from={rfc3339(window[0])}&to={rfc3339(window[1])}"
+                state = finding.state.value if finding.resolution is None else finding.resolution.value
+                facts.append(Fact("finding", f"{finding.kind.value}, {state}", link))
+                facts.append(Fact("found_at", rfc3339(finding.found_at)))
+        return facts
 
     async def explain_task(self, tenant_id: UUID, task_id: UUID, *, now: datetime | None = None) -> TaskExplanation:
         """Explain what a task waits for, or how it ended."""
@@ -129,9 +146,15 @@ class Explainer:
         page = await self._tasks.page(tenant_id, filter_, before=task.id, limit=_MAX_BLOCKERS_SCANNED)
         return [one for one in page.tasks if one.state in LIVE_STATES and one.state is not TaskState.HELD]
 
+    def _retention_of(self, tenant_id: UUID) -> timedelta:
+        own = None if self._directory is None else self._directory.quotas_of(tenant_id).retention_days
+        return self._retention if own is None else min(self._retention, timedelta(days=own))
+
     async def _latest_tick(self, schedule: Schedule, now: datetime) -> datetime:
         """Return the last time at which the schedule was expected to tick; before its first tick, the next one."""
-        recent = await self._store.tick_recent(schedule.tenant_id, [schedule.id], from_=now - self._retention, limit=1)
+        recent = await self._store.tick_recent(
+            schedule.tenant_id, [schedule.id], from_=now - self._retention_of(schedule.tenant_id), limit=1
+        )
         latest = max((row.until or row.scheduled_for for row in recent if row.scheduled_for <= now), default=None)
         rule = schedule.spec.rule
         try:

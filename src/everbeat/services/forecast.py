@@ -68,6 +68,13 @@ class _RuleTicks:
                 self.cells[(at - begin) // CELL] += 1
                 self.seconds.add(at.replace(microsecond=0))
 
+    def unlisted_seconds(self, start: datetime) -> set[datetime]:
+        """Return the seconds of a minute in which a rule ticks that is not listed."""
+        if self._is_listed:
+            return set()
+        found = self._timeline.occurrences(start - _MICROSECOND, start + CELL - _MICROSECOND)
+        return {at.replace(microsecond=0) for at, skip in found if skip is None}
+
     def ticks_in(self, second: datetime) -> bool:
         if self._is_listed:
             return second in self.seconds
@@ -140,6 +147,12 @@ def _forecast(begin: datetime, rules: Sequence[_RuleTicks], count: int, is_compl
             cells[index] += ticks * rule.schedules
         for at in rule.seconds:
             seconds[at] += rule.schedules
+    # Rules that are not listed tick often. Their seconds are listed only for the minute with most ticks.
+    if any(cells):
+        start = begin + CELL * max(range(CELLS), key=lambda index: cells[index])
+        for rule in rules:
+            for at in rule.unlisted_seconds(start):
+                seconds[at] += rule.schedules
     fullest_at = max(seconds, key=lambda at: (seconds[at], -at.timestamp()), default=None)
     then = [] if fullest_at is None else [rule for rule in rules if rule.ticks_in(fullest_at)]
     names = sorted(name for rule in then for name in rule.names)[:_MAX_NAMES]

@@ -20,14 +20,23 @@ R = TypeVar("R")
 
 
 class GroupCommit(Generic[I, R]):
-    """Writes items in batches, one batch at a time. `count_rows` returns the number of rows of an item."""
+    """Writes items in batches, one batch at a time. `count_rows` returns the number of rows of an item.
+
+    `on_batch` is called with the number of rows of each batch.
+    """
 
     def __init__(
-        self, write: Callable[[list[I]], Awaitable[list[R]]], *, max_rows: int, count_rows: Callable[[I], int]
+        self,
+        write: Callable[[list[I]], Awaitable[list[R]]],
+        *,
+        max_rows: int,
+        count_rows: Callable[[I], int],
+        on_batch: Callable[[int], None] = lambda _rows: None,
     ) -> None:
         self._write = write
         self._max_rows = max_rows
         self._count_rows = count_rows
+        self._on_batch = on_batch
         self._waiting: deque[tuple[I, asyncio.Future[R]]] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._writing_alone: set[asyncio.Task[None]] = set()
@@ -56,6 +65,7 @@ class GroupCommit(Generic[I, R]):
         while self._waiting and rows + self._count_rows(self._waiting[0][0]) <= self._max_rows:
             rows += self._count_rows(self._waiting[0][0])
             batch.append(self._waiting.popleft())
+        self._on_batch(rows)
         return batch
 
     async def _write_batch(self, batch: list[tuple[I, asyncio.Future[R]]]) -> None:

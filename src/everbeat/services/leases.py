@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -45,6 +45,7 @@ from everbeat.services.locked_writes import LOCKED_MESSAGE, retry_while_locked
 from everbeat.services.long_polls import LongPolls
 from everbeat.services.payloads import FilledTasks, LargePayloads, split_by_size
 from everbeat.services.publisher import ChangePublisher
+from everbeat.services.tracing import TaskTracer
 from everbeat.services.workers import WorkerRecorder
 from everbeat.store.base import Store
 from everbeat.store.values import NO_RESPONSES, EndedAttempt, HeartbeatWrite, LeaseRef, RenewedLease
@@ -55,15 +56,19 @@ _PAYLOAD_RETRY_SECONDS = 5.0
 _HEARTBEAT_DELAYS_SECONDS = REQUEST_DELAYS_SECONDS[:4]
 
 _LeaseItem = LeaseHeartbeat | LeaseCompletion | LeaseFailure | Lease
-Done = set[tuple[UUID, int]]
+Done = Set[tuple[UUID, int]]
 Renewed = dict[tuple[UUID, int], RenewedLease]
 
 
 class Completed(NamedTuple):
-    """The leases of a group commit that are done, and whether any task of this request is locked."""
+    """The leases of a group commit that are done, and whether any task of this request is locked.
+
+    `are_all_done`: all leases of this request are done, so that they need not be looked up.
+    """
 
     leases: Done
-    is_locked: bool
+    is_locked: bool = False
+    are_all_done: bool = False
 
 
 class Completions(NamedTuple):
@@ -90,6 +95,7 @@ class LeaseService:
         payloads: LargePayloads | None = None,
         random_fraction: Callable[[], float] = random.random,
         recorder: WorkerRecorder | None = None,
+        tracer: TaskTracer | None = None,
     ) -> None:
         self._store = store
         self._attempts = attempts
@@ -99,11 +105,18 @@ class LeaseService:
         self._random_fraction = random_fraction
         self._long_polls = long_polls
         self._recorder = recorder
+        self._tracer = tracer
         self._completions: GroupCommit[Completions, Completed] = GroupCommit(
-            self._write_completions, max_rows=_MAX_ROWS, count_rows=Completions.count_rows
+            self._write_completions,
+            max_rows=_MAX_ROWS,
+            count_rows=Completions.count_rows,
+            on_batch=publisher.report_group_commit("task_complete"),
         )
         self._heartbeats: GroupCommit[list[HeartbeatWrite], Renewed] = GroupCommit(
-            self._write_heartbeats, max_rows=_MAX_ROWS, count_rows=len
+            self._write_heartbeats,
+            max_rows=_MAX_ROWS,
+            count_rows=len,
+            on_batch=publisher.report_group_commit("task_heartbeat"),
         )
 
     # Claiming
@@ -132,7 +145,7 @@ class LeaseService:
             if rest:
                 await self._long_polls.return_tasks(lease_tenant_id, rest)
             tasks = await self.fill(lease_tenant_id, tasks, now)
-        return tasks
+        return tasks if self._tracer is None else [self._tracer.with_context(task) for task in tasks]
 
     async def fill(
         self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask], now: datetime | None = None
@@ -197,6 +210,7 @@ class LeaseService:
             found = await self._heartbeats.add(writes) if now is None else (await self._write_heartbeats([writes], now))[0]
             found = await self._renew_locked(writes, found, now)
         renewed = {lease: one for lease, one in found.items() if lease[0] in allowed}
+        self._publisher.report_stale("heartbeat", sum((one.id, one.fence) not in renewed for one in heartbeat.leases))
         return [_heartbeat_result(lease.id, renewed.get((lease.id, lease.fence))) for lease in heartbeat.leases]
 
     async def _renew_locked(self, writes: list[HeartbeatWrite], found: Renewed, now: datetime | None) -> Renewed:
@@ -236,28 +250,29 @@ class LeaseService:
         now: datetime | None = None,
     ) -> list[LeaseResult]:
         _check_worker(completion.worker)
-        completions = completion.results
-        allowed = await self._allowed(completions, queues)
-        results = Completions(
-            [
-                (LeaseRef(lease_tenant_id, one.id, one.fence), result_text(one.result))
-                for one in completions
-                if one.id in allowed
-            ]
-        )
-        done: Done = set()
-        if results.results:
+        completions: Sequence[LeaseCompletion] = completion.results
+        if queues is not None:
+            allowed = await self._allowed(completions, queues)
+            completions = [one for one in completions if one.id in allowed]
+        results = Completions([(LeaseRef(lease_tenant_id, one.id, one.fence), result_text(one.result)) for one in completions])
+        completed = Completed(frozenset())
+        if completions:
             completed = (
                 await self._completions.add(results) if now is None else (await self._write_completions([results], now))[0]
             )
-            done = await self._complete_locked(results, completed, now)
-        is_done = [one.id in allowed and (one.id, one.fence) in done for one in completions]
-        return [LeaseResult(one.id, "ok" if ok else "stale") for one, ok in zip(completions, is_done, strict=True)]
+        if completed.are_all_done and len(completions) == len(completion.results):
+            return [LeaseResult(one.id, "ok") for one in completions]
+        # Only the leases of this request: `done` also has those of the requests that shared the write.
+        done = await self._complete_locked(results, completed, now) & {(one.id, one.fence) for one in completions}
+        is_done = [(one.id, one.fence) in done for one in completion.results]
+        self._publisher.report_stale("complete", is_done.count(False))
+        return [LeaseResult(one.id, "ok" if ok else "stale") for one, ok in zip(completion.results, is_done, strict=True)]
 
     async def complete_delivery(self, lease: LeaseRef, result: str | None, response: str | None) -> None:
         """Complete a task that the deliverer has delivered. If the lease is lost, nothing changes."""
         completion = Completions([(lease, result)], {} if response is None else {lease: response})
-        await self._complete_locked(completion, await self._completions.add(completion), None)
+        done = await self._complete_locked(completion, await self._completions.add(completion), None)
+        self._publisher.report_stale("complete", 0 if (lease.id, lease.fence) in done else 1)
 
     async def _complete_locked(self, results: Completions, done: Completed, now: datetime | None) -> Done:
         """Complete the tasks that were locked, apart from other requests. Raise StoreLocked if they stay locked.
@@ -280,17 +295,17 @@ class LeaseService:
         return leases
 
     async def _write_completions(self, groups: list[Completions], now: datetime | None = None) -> list[Completed]:
-        by_group: list[Completed] = [Completed(set(), False) for _ in groups]
+        by_group: list[Completed] = [Completed(frozenset()) for _ in groups]
         for indexes in _batches_without_conflict([[lease for lease, _ in group.results] for group in groups]):
             results = [result for index in indexes for result in groups[index].results]
             responses = {lease: text for index in indexes for lease, text in groups[index].responses.items()}
             completed = await self._store.task_complete(results, responses=responses, now=now)
             self._publisher.publish(completed.changes)
             self._publisher.report_locked("task_complete", [id_ for id_, _ in completed.locked])
-            done = set(completed.finished | completed.repeated)
+            done, locked = completed.finished | completed.repeated, completed.locked
             for index in indexes:
-                is_locked = any((lease.id, lease.fence) in completed.locked for lease, _ in groups[index].results)
-                by_group[index] = Completed(done, is_locked)
+                is_locked = bool(locked) and any((lease.id, lease.fence) in locked for lease, _ in groups[index].results)
+                by_group[index] = Completed(done, is_locked, are_all_done=len(completed.finished) == len(results))
         return by_group
 
     async def fail(

@@ -227,7 +227,6 @@ class LongPolls:
         self._needs_check = False
         self._check_number = 0
         self._woken_by_checks: set[WaitQueue] = set()
-        self._is_publishing = False
         store.subscribe(self._on_notice)
         publisher.subscribe(self._on_changes)
 
@@ -312,7 +311,7 @@ class LongPolls:
         for wait_queue in {one for queue in {flow.queue for flow in flows} for one in self.wait_queues_of(queue)}:
             if wait_queue.dispatcher.add_flows(flows):
                 wait_queue.wake()
-        self._publish_notice()
+        self._store.publish_to_others(Notice.TASKS)
 
     def wake_tenants(self, tenant_ids: Collection[UUID]) -> None:
         """Wake wait queues after tasks of these tenants have ended: a tenant at its limit of running tasks can run another."""
@@ -322,17 +321,10 @@ class LongPolls:
         for wait_queue in self._wait_queues.values():
             if wait_queue.dispatcher.unblock(limited):
                 wait_queue.wake()
-        self._publish_notice()
-
-    def _publish_notice(self) -> None:
-        self._is_publishing = True
-        try:
-            self._store.publish(Notice.TASKS)
-        finally:
-            self._is_publishing = False
+        self._store.publish_to_others(Notice.TASKS)
 
     def _on_notice(self, notice: Notice) -> None:
-        if notice is Notice.TASKS and not self._is_publishing and self._wait_queues:
+        if notice is Notice.TASKS and self._wait_queues:
             self._needs_check = True
             if self._checking is None:
                 self._checking = asyncio.create_task(self._check_until_current())

@@ -61,6 +61,7 @@ class Reaper(Periodic):
         endings = [self._ending(task, moment) for task in expired]
         ended = await self._store.task_end(endings, is_expired=True, now=now)
         self._publisher.publish(ended.changes)
+        self._publisher.report_expired(len(ended.ids))
         self._note_locked(sorted(id_ for id_, _ in ended.locked))
         return len(expired) >= self._batch_size and len(ended.locked) < len(expired)
 

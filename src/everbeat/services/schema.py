@@ -1,8 +1,9 @@
 """The schema guard: notices that a newer version of Everbeat has migrated the database while this node was running.
 
-Migrations allow the writes of the version before them, so that nothing breaks until a node has noticed. Then it stops its
-loops and refuses changes. It does not resume: it has to be restarted with a version that knows the schema. The database checks
-the schema too when a node renews its partitions, so that an old node cannot take partitions again in the meantime.
+A migration that only expands the schema is compatible with older code, and the node continues. The database says which
+migrations code has to know. If the node does not know them, it stops its loops and refuses changes. It does not resume: it has
+to be restarted with a version that knows the schema. The database checks this too when a node renews its partitions, so that an
+old node cannot take partitions again in the meantime.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class SchemaGuard(Periodic):
         self._store = store
         self._emit = emit
         self._error: SchemaTooNew | None = None
+        self._is_told = False
         self.on_newer: Callable[[], None] = lambda: None
         store.subscribe(self._on_notice)
 
@@ -46,13 +48,17 @@ class SchemaGuard(Periodic):
     async def run_once(self, now: datetime | None = None) -> bool:
         if self._error is not None:
             return False
-        version, supported = await self._store.schema_version()
+        schema = await self._store.schema_version()
         try:
-            check_not_newer(version, supported)
+            check_not_newer(schema)
         except SchemaTooNew as error:
             self._error = error
-            self._emit(SchemaNewer(version, supported))
+            self._emit(SchemaNewer(schema.version, schema.needed))
             self.on_newer()
+            return False
+        if schema.version > schema.needed and not self._is_told:
+            self._is_told = True
+            self._emit(SchemaNewer(schema.version, schema.needed, is_compatible=True))
         return False
 
     def _on_notice(self, notice: Notice) -> None:

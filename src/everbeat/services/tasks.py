@@ -44,6 +44,16 @@ _MAX_SHARED_TASKS = 100
 _TRIES = 5
 
 
+class _SubmitGroup(NamedTuple):
+    """The tasks of one request. With `has_single_key`, the key of the first task applies to all of them."""
+
+    tasks: list[NewTask]
+    has_single_key: bool = False
+
+    def count_rows(self) -> int:
+        return len(self.tasks)
+
+
 class _WriteResult(NamedTuple):
     """The result of one request in a group commit."""
 
@@ -81,8 +91,11 @@ class TaskService:
         self._long_polls = long_polls
         self._publisher = publisher
         self._payloads = payloads or LargePayloads(BlobStore(None))
-        self._submits: GroupCommit[list[NewTask], _WriteResult] = GroupCommit(
-            self._write_together, max_rows=_MAX_ROWS, count_rows=len
+        self._submits: GroupCommit[_SubmitGroup, _WriteResult] = GroupCommit(
+            self._write_together,
+            max_rows=_MAX_ROWS,
+            count_rows=_SubmitGroup.count_rows,
+            on_batch=publisher.report_group_commit("task_submit"),
         )
 
     # Submitting
@@ -110,7 +123,7 @@ class TaskService:
         (task,) = await self.quotas.with_allowed_priority(task.tenant_id, [task])
         async with self.quotas.reserve(task.tenant_id, [task], now=now):
             (task,) = await self._payloads.keep([task])
-            result = await self._write([task], now, audit_log)
+            result = await self._write(_SubmitGroup([task]), now, audit_log)
         if result.mismatched or result.repeated:
             await self._payloads.discard([task])
         if result.mismatched:
@@ -159,7 +172,7 @@ class TaskService:
     ) -> list[UUID]:
         if has_single_key and key is not None:
             return await self._write_one(tasks, key, now)
-        result = await self._write(tasks if key is None else _with_keys(key, tasks), now)
+        result = await self._write(_SubmitGroup(tasks if key is None else _with_keys(key, tasks)), now)
         unwritten = range(len(tasks)) if result.mismatched else result.repeated
         await self._payloads.discard(tasks[index] for index in unwritten)
         if result.mismatched:
@@ -172,15 +185,12 @@ class TaskService:
     async def _write_one(self, tasks: list[NewTask], key: TaskKey, now: datetime | None) -> list[UUID]:
         """Write a batch under one key. Its ids are consecutive, so only the first one is stored with the key."""
         tasks[0] = tasks[0]._replace(key=key)
-        submitted = await retry_while_locked(lambda: self._store.task_submit(tasks, has_single_key=True, now=now))
-        if submitted.mismatched or submitted.repeated:
+        result = await self._write(_SubmitGroup(tasks, has_single_key=True), now)
+        if result.mismatched or result.repeated:
             await self._payloads.discard(tasks)
-        if submitted.mismatched:
+        if result.mismatched:
             raise InvalidInput.of("Idempotency-Key", "was used before with another batch; use a new key")
-        if submitted.repeated:
-            return ids_from(submitted.ids[0], len(tasks))
-        self._publisher.publish(submitted.changes, now=submitted.now)
-        return submitted.ids
+        return ids_from(result.ids[0], len(tasks)) if result.repeated else result.ids
 
     async def add(
         self, tasks: Sequence[NewTask], *, audit_log: AuditLogEntries = (), now: datetime | None = None
@@ -190,71 +200,73 @@ class TaskService:
         self._publisher.publish(submitted.changes, now=submitted.now)
         return submitted
 
-    async def _write(self, tasks: list[NewTask], now: datetime | None, audit_log: AuditLogEntries = ()) -> _WriteResult:
+    async def _write(self, group: _SubmitGroup, now: datetime | None, audit_log: AuditLogEntries = ()) -> _WriteResult:
         if audit_log:
-            submitted = await self.add(tasks, audit_log=audit_log, now=now)
-            return _WriteResult(submitted.now, submitted.ids, submitted.repeated, submitted.mismatched, tasks)
-        if now is None and len(tasks) <= _MAX_SHARED_TASKS:
-            result = await self._submits.add(tasks)
+            submitted = await self.add(group.tasks, audit_log=audit_log, now=now)
+            return _WriteResult(submitted.now, submitted.ids, submitted.repeated, submitted.mismatched, group.tasks)
+        if now is None and len(group.tasks) <= _MAX_SHARED_TASKS:
+            result = await self._submits.add(group)
         else:
-            (result,) = await self._write_together([tasks], now)
+            (result,) = await retry_while_locked(lambda: self._write_together([group], now))
         if result.error is not None:
             raise result.error
         return result
 
     async def _write_together(
-        self, groups: list[list[NewTask]], now: datetime | None = None, *, hand_over: bool = True
+        self, groups: list[_SubmitGroup], now: datetime | None = None, *, hand_over: bool = True
     ) -> list[_WriteResult]:
         """Write many requests together. Requests whose key was used for something else fail, and the others are written."""
-        flat = [task for group in groups for task in group]
+        flat = [task for group in groups for task in group.tasks]
+        requires_new_keys = any(group.has_single_key for group in groups)
         handoff = DirectHandoff(self._long_polls)
         if hand_over and now is None and len(flat) <= _MAX_SHARED_TASKS:
             flat = [handoff.reserve(task) if task.run_at is None and task.delay_seconds is None else task for task in flat]
         try:
-            submitted = await self._store.task_submit(flat, now=now)
+            submitted = await self._store.task_submit(flat, requires_new_keys=requires_new_keys, now=now)
         except HandoffPaused:  # the queue was paused a moment ago
             await handoff.deliver((), None)
             return await self._write_together(groups, now, hand_over=False)
         except BaseException:
             await handoff.deliver((), None)
             raise
-        if submitted.mismatched:
+        if submitted.mismatched or (requires_new_keys and submitted.repeated):
             await handoff.deliver((), None)
             return await self._write_apart(groups, submitted, now)
         await handoff.deliver({change.id for change in submitted.changes}, submitted.now)
         self._publisher.publish(submitted.changes, now=submitted.now)
         results, start = [], 0
         for group in groups:
-            end = start + len(group)
+            end = start + len(group.tasks)
             repeated = frozenset(index - start for index in submitted.repeated if start <= index < end)
             results.append(_WriteResult(submitted.now, submitted.ids[start:end], repeated, frozenset(), flat[start:end]))
             start = end
         return results
 
     async def _write_apart(
-        self, groups: list[list[NewTask]], submitted: SubmitResult, now: datetime | None
+        self, groups: list[_SubmitGroup], submitted: SubmitResult, now: datetime | None
     ) -> list[_WriteResult]:
-        """Write the groups after a mismatch, because of which nothing was written.
+        """Write the groups after a conflict of keys, because of which nothing was written.
 
-        The mismatch may be between two requests of this write, and not with a stored key. So each mismatched group is written
-        alone, after the others.
+        The conflict may be between two requests of this write, and not with a stored key. So each group with a conflict is
+        written alone, after the others.
         """
-        mismatched: dict[int, frozenset[int]] = {}
+        if len(groups) == 1:
+            return [_WriteResult(submitted.now, submitted.ids, submitted.repeated, submitted.mismatched)]
+        apart: set[int] = set()
         start = 0
         for number, group in enumerate(groups):
-            if at := frozenset(index - start for index in submitted.mismatched if start <= index < start + len(group)):
-                mismatched[number] = at
-            start += len(group)
-        if len(groups) == 1:
-            return [_WriteResult(submitted.now, [], frozenset(), mismatched[0])]
-        others = [group for number, group in enumerate(groups) if number not in mismatched]
+            indexes = range(start, start + len(group.tasks))
+            if any(index in indexes for index in (*submitted.mismatched, *submitted.repeated)):
+                apart.add(number)
+            start += len(group.tasks)
+        others = [group for number, group in enumerate(groups) if number not in apart]
         written = iter(await self._write_together(others, now) if others else [])
         return [
-            await self._write_alone(group, submitted.now, now) if number in mismatched else next(written)
+            await self._write_alone(group, submitted.now, now) if number in apart else next(written)
             for number, group in enumerate(groups)
         ]
 
-    async def _write_alone(self, group: list[NewTask], moment: datetime, now: datetime | None) -> _WriteResult:
+    async def _write_alone(self, group: _SubmitGroup, moment: datetime, now: datetime | None) -> _WriteResult:
         try:
             return (await self._write_together([group], now))[0]
         except EverbeatError as error:  # only this request fails: the others have been written

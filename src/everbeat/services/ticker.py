@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
@@ -128,6 +128,7 @@ class Ticker:
         self._owned_since = datetime.max.replace(tzinfo=UTC)
         self._lag = FiringLag()
         self._loaded_at: float | None = None
+        self._owned_at: float | None = None
         store.subscribe(self._on_notice)
 
     async def run_once(self, now: datetime | None = None) -> bool:
@@ -136,9 +137,10 @@ class Ticker:
             self._index.clear()
             self._locked.clear()
             self._lag.clear()
-            self._loaded_at = None
+            self._loaded_at = self._owned_at = None
             self._is_stale = True
             return False
+        self._owned_at = self._clock.monotonic() if self._owned_at is None else self._owned_at
         if now is not None:  # a test that steps the clock: everything in sequence
             await self._scan(owned, now)
         elif self._should_scan(owned):
@@ -164,6 +166,15 @@ class Ticker:
         if self._loaded_at is None or now is not None:
             return lag
         return max(lag or 0.0, self._clock.monotonic() - self._loaded_at - self._settings.horizon_seconds)
+
+    def evaluation_lag(self) -> float:
+        """Return how late the loop is now: with the oldest tick that it has not fired, or with loading schedules."""
+        if self._owned_at is None or not self._ownership.current():
+            return 0.0
+        dues = [due for due in (self._lag.since(), self._index.next_due_at()) if due is not None]
+        late = -self._clock.seconds_until(max(min(dues), self._owned_since)) if dues else 0.0
+        loaded_at = self._owned_at if self._loaded_at is None else self._loaded_at
+        return max(0.0, late, self._clock.monotonic() - loaded_at - self._settings.horizon_seconds)
 
     async def wait(self) -> None:
         if not self._ownership.current():
@@ -372,7 +383,7 @@ class Ticker:
             schedule.next_tick_at,
             schedule.catch_up,
             schedule.misfire_grace_seconds,
-            jitter_of(schedule.id, schedule.jitter_seconds),
+            _jitter(entry),
             schedule.moved_tick_at,
         )
         plan = plan_firing(due, entry.timeline, moment, self._settings.lateness)
@@ -414,7 +425,8 @@ class Ticker:
         if refused:
             self._is_stale = True
             self._emit(TicksRefused(refused))
-        self._publish([firing for _, firing in planned.values() if firing.schedule_id in done], result.fired)
+        jitters = {id_: _jitter(entry).total_seconds() for id_, (entry, _) in planned.items() if entry.due.jitter_seconds}
+        self._publish([firing for _, firing in planned.values() if firing.schedule_id in done], result.fired, jitters)
 
     def _put_off(self, entries: list[_Entry]) -> None:
         """Try these schedules again soon: another transaction has locked them."""
@@ -425,14 +437,15 @@ class Ticker:
             longest, id_ = self._locked.longest(monotonic) or (0.0, entries[0].id)
             self._emit(RowsLocked("tick_fire", len(entries), longest, id_))
 
-    def _publish(self, firings: list[Firing], fired: list[Fired]) -> None:
+    def _publish(self, firings: list[Firing], fired: list[Fired], jitters: Mapping[UUID, float]) -> None:
         expected = {firing.schedule_id: firing.fires for firing in firings}
-        lags, already_recorded = [], 0
+        lags, skews, already_recorded = [], [], 0
         skipped: Counter[str] = Counter()
         for one in fired:
             tick = expected[one.schedule_id]
             if one.outcome is Outcome.FIRED and tick is not None and one.fired_at is not None:
                 lags.append((one.fired_at - tick).total_seconds())
+                skews.append(lags[-1] - jitters.get(one.schedule_id, 0.0))
             elif one.reason is not None:
                 skipped[one.reason.value] += 1
             elif tick is not None:
@@ -444,7 +457,7 @@ class Ticker:
             self._event_stream.publish_ticks(firings, fired)
         self._ownership.fired += len(lags)
         if lags:
-            self._emit(TicksFired(lags))
+            self._emit(TicksFired(lags, skews))
         if skipped:
             self._emit(TicksSkipped(skipped))
         if already_recorded:
@@ -464,6 +477,10 @@ class Ticker:
         if lag > self._settings.lag_alert_seconds and monotonic - self._alerted_at > _ALERT_INTERVAL_SECONDS:
             self._alerted_at = monotonic
             self._emit(LagHigh(lag, len(self._index)))
+
+
+def _jitter(entry: _Entry) -> timedelta:
+    return jitter_of(entry.id, entry.due.jitter_seconds)
 
 
 def _batches(entries: list[_Entry], size: int) -> list[list[_Entry]]:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
+import time
 import zoneinfo
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from everbeat.core.errors import InvalidInput
@@ -34,8 +36,13 @@ from everbeat.services.schedules import ScheduleService
 from everbeat.store.base import Store
 
 _INTERVAL_SECONDS = 30.0
+# A pass over all schedules begins every so many iterations. The first one is made at once, the later ones a page at a time, so
+# that their cost does not grow with the number of schedules.
 _LIST_EVERY = 20
-_PAGE = 500
+_FIRST_PAGE, _LATER_PAGE = 50_000, 10_000
+_MOVED_PAGE = 1_000
+# An iteration that moves schedules ends after this time, long before its deadline, and the next one continues.
+_MOVE_SECONDS = 60.0
 # After a change, nodes with the former version may fire ticks until all are updated.
 _ROLLOUT = timedelta(days=1)
 
@@ -64,11 +71,14 @@ class TimeZoneWatcher(Periodic):
         self._known: dict[str, _Zone] = {}
         self._in_use: set[str] = set()
         self._runs = 0
+        self._has_listed_all = False
+        self._listed_until: UUID | None = None
+        self._moving: frozenset[str] = frozenset()
+        self._moved_until: UUID | None = None
         self._outdated: frozenset[str] = frozenset()
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        if self._runs % _LIST_EVERY == 0:  # reads all schedules
-            self._in_use |= await self._zones_in_use()
+        await self._list_zones()
         self._runs += 1
         read = await asyncio.to_thread(_read_changed, self._in_use, self._known)
         changed = sorted(name for name, zone in read.items() if zone.fingerprint != zone.former)
@@ -76,15 +86,34 @@ class TimeZoneWatcher(Periodic):
             forget_zones()
             self._timelines.clear()
         recent = await self._store_versions(read, now)
-        moved = await self._move(sorted({*changed, *recent}), now)
+        if changed or recent:
+            # From the start, also for zones whose schedules are being moved: those before may depend on these as well.
+            self._moving, self._moved_until = self._moving | {*changed, *recent}, None
         self._known.update(read)  # last, so that everything is tried again after a failure
+        moving = sorted(self._moving)
+        moved = await self._move(moving, now)
         if changed or moved:
-            self._emit(ZonesChanged(sorted({*changed, *recent}), moved))
-        return False
+            self._emit(ZonesChanged(moving, moved))
+        return bool(self._moving)
 
-    async def _zones_in_use(self) -> set[str]:
+    async def _list_zones(self) -> None:
+        """Read the zones of the next page of schedules, or of all schedules after a start."""
+        if self._listed_until is None and self._runs % _LIST_EVERY:
+            return
+        while True:
+            limit = _LATER_PAGE if self._has_listed_all else _FIRST_PAGE
+            end = await self._store.schedule_page_end(after=self._listed_until, limit=limit)
+            if end is None:
+                self._listed_until, self._has_listed_all = None, True
+                return
+            self._in_use |= await self._zones_in_use(self._listed_until, end)
+            self._listed_until = end
+            if self._has_listed_all:
+                return
+
+    async def _zones_in_use(self, after: UUID | None, until: UUID) -> set[str]:
         names = set()
-        for zone in await self._store.schedule_zones():
+        for zone in await self._store.schedule_zones(after=after, until=until):
             name = zone.timezone
             if zone.trigger_text is not None:
                 try:
@@ -120,15 +149,16 @@ class TimeZoneWatcher(Periodic):
         return {name for name in (*new, *recent) if name not in outdated and name in read}
 
     async def _move(self, zones: list[str], now: datetime | None) -> int:
-        """Move the schedules in these zones whose next tick has changed. Returns their number."""
-        moved, after = 0, None
-        while zones:
-            page = await self._store.schedule_in_zones(zones, after=after, limit=_PAGE)
-            for schedule in page:
-                moved += await self._move_schedule(schedule, now)
-            if len(page) < _PAGE:
+        """Move the schedules in these zones whose next tick has changed, for some time. Returns their number."""
+        moved, give_up_at = 0, time.monotonic() + _MOVE_SECONDS
+        while self._moving and time.monotonic() < give_up_at:
+            end = await self._store.schedule_page_end(after=self._moved_until, limit=_MOVED_PAGE)
+            if end is None:
+                self._moving, self._moved_until = frozenset(), None
                 break
-            after = page[-1].id
+            for schedule in await self._store.schedule_in_zones(zones, after=self._moved_until, until=end):
+                moved += await self._move_schedule(schedule, now)
+            self._moved_until = end
         return moved
 
     async def _move_schedule(self, schedule: Schedule, now: datetime | None) -> bool:

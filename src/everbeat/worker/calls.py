@@ -15,6 +15,7 @@ import msgspec
 from everbeat.client.annotations import Mismatch
 from everbeat.client.registry import Hook, Registry, TaskDefinition
 from everbeat.core.protocol import LeaseCompletion, LeaseFailure
+from everbeat.logs import current_task
 from everbeat.worker.context import Cancelled, Context
 from everbeat.worker.outcomes import (
     InvalidTaskData,
@@ -28,6 +29,7 @@ from everbeat.worker.outcomes import (
 )
 from everbeat.worker.running_task import RunningTask, StopReason
 from everbeat.worker.telemetry import WorkerTelemetry
+from everbeat.worker.tracing import handler_spans
 
 _decode = msgspec.json.Decoder().decode
 
@@ -61,9 +63,23 @@ class HandlerCaller:
         self._before = registry.before
         self._after = registry.after
         self._on_error = registry.on_error
+        self._spans = handler_spans()
 
     async def call(self, running_task: RunningTask) -> Outcome:
         """Call the handler and return its outcome. An error of the handler is returned as an outcome, not raised."""
+        token = current_task.set(running_task.task)
+        try:
+            if self._spans is None:
+                return await self._call(running_task)
+            with self._spans.attempt(running_task.task) as span:
+                outcome = await self._call(running_task)
+                if isinstance(outcome, LeaseFailure):
+                    self._spans.fail(span, outcome.error.message)
+                return outcome
+        finally:
+            current_task.reset(token)
+
+    async def _call(self, running_task: RunningTask) -> Outcome:
         task, definition = running_task.task, running_task.definition
         try:
             payload = _arguments_of(definition, _decode(task.payload))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from everbeat.core.tasks import ClaimedTask
-from everbeat.logs import get_logger
+from everbeat.logs import get_logger, ids_of
 from everbeat.worker.running_task import RunningTask
 
 _MAX_LINES_PER_SECOND = 20
@@ -55,7 +55,7 @@ class WorkerTelemetry:
     def failed(self, task: ClaimedTask, error: str, location: str | None) -> None:
         if self._may_log():
             attempts = f"{task.attempt}/{task.max_attempts}"
-            self._log.warning("task_failed", task=str(task.id), type=task.type, attempt=attempts, error=error, at=location)
+            self._log.warning("task_failed", **ids_of(task), type=task.type, attempt=attempts, error=error, at=location)
 
     def stale(self, stale: Sequence[RunningTask], verb: str) -> None:
         with self._lock:
@@ -67,7 +67,7 @@ class WorkerTelemetry:
         with self._lock:
             self.stats.lost += 1
         if self._may_log():
-            self._log.warning("task_lost", task=str(running_task.task.id), type=running_task.task.type, reason=reason)
+            self._log.warning("task_lost", **ids_of(running_task.task), type=running_task.task.type, reason=reason)
 
     def unreported(self, running_tasks: Sequence[RunningTask], verb: str) -> None:
         with self._lock:
@@ -84,7 +84,7 @@ class WorkerTelemetry:
         self._log.debug("waiting_tasks_released", count=count)
 
     def hook_failed(self, hook: str, task: ClaimedTask, error: BaseException) -> None:
-        self._log.error("hook_failed", hook=hook, task=str(task.id), type=task.type, exc_info=error)
+        self._log.error("hook_failed", hook=hook, **ids_of(task), type=task.type, exc_info=error)
 
     def internal_error(self, what: str, error: BaseException) -> None:
         self._log.error("worker_internal_error", what=what, exc_info=error)
