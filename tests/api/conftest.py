@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from everbeat.api import responses
+from everbeat.api import check_responses, responses
 from everbeat.api.app import ApiContext, Health, build_app, openapi_documents
 from everbeat.api.problems import Problem
 from everbeat.clock import DatabaseClock
@@ -173,7 +173,7 @@ def message_of(response: httpx.Response, field: str, status: int = 422) -> str:
 def conformance() -> Callable[[httpx.Response], Awaitable[None]]:
     """Return a check that a response is documented: its status, its type, its headers and every field of its body."""
     document = msgspec.json.decode(openapi_documents().with_keys)
-    known = {**vars(protocol), **vars(core_responses), **vars(responses), "Problem": Problem}
+    known = {**vars(protocol), **vars(core_responses), **vars(responses), **vars(check_responses), "Problem": Problem}
     shapes = {name: one for name, one in known.items() if isinstance(one, type)}
 
     async def check(response: httpx.Response) -> None:

@@ -7,6 +7,8 @@ from uuid import uuid4
 import httpx
 
 from everbeat.api.app import ApiContext
+from everbeat.core.capacity_advice import CapacityFacts
+from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.store.values import NodeHeartbeat
 from tests.api.conftest import definition, fields_of
 
@@ -50,3 +52,23 @@ async def test_it_counts_schedules_by_status(client: httpx.AsyncClient) -> None:
 
 async def test_it_rejects_an_unknown_parameter(client: httpx.AsyncClient) -> None:
     assert fields_of(await client.get("/v1/cluster?verbose=1")) == ["verbose"]
+
+
+async def test_it_shows_the_busiest_second_ahead_and_how_full_the_tables_are(client: httpx.AsyncClient) -> None:
+    schedules = [definition(name=f"noon-{number}", cron="0 12 * * *") for number in range(3)]
+    schedules.append(definition(name="later", cron="30 13 * * *"))
+    await client.post("/v1/schedules/batch", json={"schedules": schedules})
+    capacity = (await client.get("/v1/cluster")).json()["capacity"]
+
+    busiest = capacity["busiest_second"]
+    assert busiest["at"][11:19] == "12:00:00"
+    assert (busiest["ticks"], busiest["schedules"], busiest["is_complete"]) == (3, ["noon-0", "noon-1", "noon-2"], True)
+    assert capacity["database_bytes"] > 0
+    assert capacity["advice"] == []
+
+
+async def test_a_key_without_admin_scope_sees_no_tables(client: httpx.AsyncClient, context: ApiContext) -> None:
+    view = await context.cluster.view(DEFAULT_TENANT)
+    facts = await context.capacity.facts(view, DEFAULT_TENANT, for_operator=False)
+    assert facts == CapacityFacts(None, [], [], None, [])
+    assert (await context.capacity.facts(view, DEFAULT_TENANT, for_operator=True)).database_bytes is not None

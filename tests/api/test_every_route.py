@@ -25,6 +25,7 @@ from everbeat.services.sessions import KeySessions
 from everbeat.store.base import Store
 from everbeat.store.values import TenantWrite
 from tests.api.conftest import claim, definition, fail, make_client, problem_of, submit
+from tests.contract.test_alerts import evaluation, make_incident
 from tests.factories import NOW
 
 THEIRS = UUID(int=77)
@@ -33,6 +34,8 @@ METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE")
 
 OPERATIONS = [(route.path, route.method, route.operation) for route in ROUTES]
 CALLBACKS = {f"/v1/callbacks/{{id}}/{verb}" for verb in ("complete", "fail", "heartbeat")}  # they need a token of the task
+PINGS = {"/ping/{token}", "/ping/{token}/{signal}"}  # the token is part of the path
+WITHOUT_KEY = {"/healthz", "/readyz", *CALLBACKS, *PINGS}
 PATHS = sorted({route.path for route in ROUTES})
 
 
@@ -44,6 +47,7 @@ class Objects(NamedTuple):
     dead_id: str
     lease: dict[str, Any]
     operation_id: str
+    incident_id: str
 
     def of(self, template: str) -> list[dict[str, str]]:
         """Return values for the path parameters that refer to existing objects."""
@@ -55,8 +59,12 @@ class Objects(NamedTuple):
             return [{"task_id": self.dead_id}]
         if template.startswith("/v1/calendars/"):
             return [{"name": SECRET_NAME}]
-        if template.startswith("/v1/endpoints/"):
+        if template.startswith(("/v1/endpoints/", "/v1/checks/")):
             return [{"name": SECRET_NAME}]
+        if template.startswith("/v1/alerts/"):
+            return [{"name": SECRET_NAME}]
+        if template.startswith("/v1/incidents/"):
+            return [{"id": self.incident_id}]
         if template.startswith("/v1/operations/"):
             return [{"id": self.operation_id}]
         if template.startswith("/v1/queues/"):
@@ -91,7 +99,12 @@ async def objects(client: httpx.AsyncClient, store: Store) -> Objects:
     assert (await client.put(f"/v1/calendars/{SECRET_NAME}", json={"dates": ["2026-12-24"]})).status_code == 201
     endpoint = {"url": "https://example.org/", "headers": {"X-Secret": SECRET_NAME}}
     assert (await client.put(f"/v1/endpoints/{SECRET_NAME}", json=endpoint)).status_code == 201
+    assert (await client.put(f"/v1/checks/{SECRET_NAME}", json={"every_seconds": 60})).status_code == 201
     target = {"kind": "worker", "type": SECRET_NAME, "queue": SECRET_NAME}
+    alert = {"when": {"kind": "dead"}, "notify": [target]}
+    assert (await client.put(f"/v1/alerts/{SECRET_NAME}", json=alert)).status_code == 201
+    incident = make_incident(alert=SECRET_NAME)
+    assert await store.alert_apply(await evaluation(store, opened=[incident]))
     schedule = (await client.post("/v1/schedules", json=definition(name=SECRET_NAME, target=target))).json()
     dead_task = await submit(client, SECRET_NAME, queue="failing", max_attempts=1, payload={"a": SECRET_NAME})
     (claimed,) = await claim(client, "failing")
@@ -103,7 +116,7 @@ async def objects(client: httpx.AsyncClient, store: Store) -> Objects:
     operation = (await client.post("/v1/tasks/bulk", json=bulk)).json()
     del client.headers["Authorization"]
     lease_ref = {"id": lease["id"], "fence": lease["fence"]}
-    return Objects(schedule["id"], task["id"], dead_task["id"], lease_ref, operation["id"])
+    return Objects(schedule["id"], task["id"], dead_task["id"], lease_ref, operation["id"], str(incident.id))
 
 
 def without_ids(response: httpx.Response, *ids: str) -> str:
@@ -136,11 +149,7 @@ def wrong_scopes(operation: Operation) -> Iterator[Scope]:
 
 
 def test_every_route_requires_a_scope() -> None:
-    assert {path for path, _, operation in OPERATIONS if operation.scope is None} == {
-        "/healthz",
-        "/readyz",
-        *CALLBACKS,
-    }
+    assert {path for path, _, operation in OPERATIONS if operation.scope is None} == WITHOUT_KEY
     for path, _, operation in OPERATIONS:
         if path.startswith(("/v1/tenants", "/v1/keys")):
             assert operation.scope is Scope.ADMIN
@@ -155,7 +164,7 @@ async def test_without_a_valid_key_every_path_and_method_has_the_same_response(
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     seen: set[str] = set()
     for template in [*PATHS, "/nothing", "/v1/nothing/{x}", "/healthz/", "/readyz/x", "//healthz", "/v1/worker/claim/"]:
-        if template in ("/healthz", "/readyz", *CALLBACKS):
+        if template in WITHOUT_KEY:
             continue
         for method in METHODS:
             response = await client.request(method, path_of(template), headers=headers, content=b"{")
@@ -199,7 +208,7 @@ async def test_ids_of_another_tenant_look_like_unknown_ids(client: httpx.AsyncCl
     ours = await key_of(store, "manage", "work")
     tried = 0
     for template, method, operation in OPERATIONS:
-        if "{" not in template or operation.scope is Scope.ADMIN or method == "PUT" or template in CALLBACKS:
+        if "{" not in template or operation.scope is Scope.ADMIN or method == "PUT" or template in WITHOUT_KEY:
             continue
         for existing in objects.of(template):
             (name,) = existing

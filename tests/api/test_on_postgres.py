@@ -35,7 +35,10 @@ async def test_a_schedule_from_creation_to_deletion(client: httpx.AsyncClient) -
     assert (await client.post("/v1/schedules/nightly/resume")).json()["status"] == "active"
     assert (await client.get("/v1/schedules/nightly/ticks?limit=5")).json()["next_cursor"] is not None
     assert (await client.get("/v1/audit")).json()["missing"] == 0
-    assert (await client.get("/v1/cluster")).json()["schedules"]["active"] == 1
+    cluster = (await client.get("/v1/cluster")).json()
+    assert cluster["schedules"]["active"] == 1
+    assert len(cluster["capacity"]["tables"]) == 10
+    assert cluster["capacity"]["oldest_transaction_seconds"] is not None
     assert (await client.delete("/v1/schedules/nightly")).status_code == 204
     problem_of(await client.get("/v1/schedules/nightly"), 404)
 

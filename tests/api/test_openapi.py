@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from everbeat.api import responses
+from everbeat.api import check_responses, responses
 from everbeat.api.app import ROUTES
 from everbeat.api.problems import Problem
 from everbeat.core import protocol
@@ -46,12 +46,14 @@ CONTRACT = {
     "/v1/dead-letters/purge": {"post"},
     "/v1/preview": {"post"},
     "/v1/audit": {"get"},
+    "/v1/audit/findings": {"get"},
     "/v1/audit-log": {"get"},
     "/v1/tenants": {"get", "post"},
     "/v1/tenants/{tenant}": {"get", "patch"},
     "/v1/tenants/{tenant}/keys": {"get", "post"},
     "/v1/keys/{key_id}": {"delete"},
     "/v1/cluster": {"get"},
+    "/v1/slo": {"get"},
     "/v1/tasks/{id}/why": {"get"},
     "/v1/queues": {"get"},
     "/v1/queues/{queue}/pause": {"post"},
@@ -72,8 +74,24 @@ CONTRACT = {
     "/v1/endpoints": {"get"},
     "/v1/endpoints/{name}": {"get", "put", "delete"},
     "/v1/endpoints/{name}/rotate": {"post"},
+    "/v1/alerts": {"get"},
+    "/v1/alerts/{name}": {"get", "put", "delete"},
+    "/v1/incidents": {"get"},
+    "/v1/incidents/{id}": {"get"},
+    "/v1/incidents/{id}/acknowledge": {"post"},
     "/v1/calendars": {"get"},
     "/v1/calendars/{name}": {"get", "put", "delete"},
+    "/v1/checks": {"get"},
+    "/v1/checks/{name}": {"get", "put", "delete"},
+    "/v1/checks/{name}/pause": {"post"},
+    "/v1/checks/{name}/resume": {"post"},
+    "/v1/checks/{name}/rotate": {"post"},
+    "/v1/checks/{name}/why": {"get"},
+    "/v1/checks/{name}/pings": {"get"},
+    "/v1/checks/{name}/ticks": {"get"},
+    "/v1/checks/{name}/transitions": {"get"},
+    "/ping/{token}": {"get", "post"},
+    "/ping/{token}/{signal}": {"get", "post"},
     "/v1/openapi.json": {"get"},
     "/": {"get"},
     "/healthz": {"get"},
@@ -176,11 +194,8 @@ async def test_the_server_url_is_relative(document: dict[str, Any]) -> None:
 
 
 async def test_every_response_and_problem_has_a_valid_example(document: dict[str, Any]) -> None:
-    shapes = {
-        name: one
-        for name, one in {**vars(protocol), **vars(core_responses), **vars(responses), "Problem": Problem}.items()
-        if isinstance(one, type)
-    }
+    known = {**vars(protocol), **vars(core_responses), **vars(responses), **vars(check_responses), "Problem": Problem}
+    shapes = {name: one for name, one in known.items() if isinstance(one, type)}
     for operation in operations(document):
         for status, response in operation["responses"].items():
             for media_type, content in response.get("content", {}).items():

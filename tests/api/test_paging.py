@@ -104,7 +104,9 @@ async def test_lists_of_dead_letters_lose_and_repeat_no_item(client: httpx.Async
 async def test_every_list_limits_its_pages_and_refuses_invalid_cursors(client: httpx.AsyncClient, path: str) -> None:
     await client.post("/v1/schedules", json=definition())
     task = await submit(client)
+    assert (await client.put("/v1/checks/backup", json={"every_seconds": 60})).status_code == 201
     address = path.replace("{ref}", "nightly").replace("{id}", task["id"]).replace("{tenant}", "default")
+    address = address.replace("{name}", "backup")
     for limit in ("0", "1001", "-1", "x", "1.5", ""):
         assert fields_of(await client.get(address, params={"limit": limit})) == ["limit"]
     for limit in ("1", "1000"):

@@ -11,7 +11,7 @@ from tests.cli.conftest import Console
 def test_the_doctor_finds_queues_without_workers_and_says_what_to_do(console: Console) -> None:
     healthy = {one["check"]: one["result"] for one in console.json("doctor")}
     assert set(healthy.values()) == {"ok"}
-    assert {"clock", "ownership", "lag", "workers", "audit"} <= set(healthy)
+    assert {"clock", "ownership", "lag", "busiest second", "nodes", "bloat", "slow queries", "workers", "audit"} <= set(healthy)
     console.run("schedule", "add", "lonely", "--cron", "0 2 * * *", "--queue", "nobody")
     console.run("queue", "pause", "other")
     result = console.try_("doctor")

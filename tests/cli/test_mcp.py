@@ -89,6 +89,7 @@ async def test_the_tools_read_what_the_server_knows(server: tuple[str, Path], ap
         assert (await call(client, "task_show", task=task))["state"] == "ready"
         assert await call(client, "task_log", task=task) == {"items": [], "lines_before": 0}
         assert (await call(client, "dead_letters_list"))["items"] == []
+        assert (await call(client, "incidents_list", state="open"))["items"] == []
         assert [each["queue"] for each in (await call(client, "queues_list"))["items"]] == ["reports"]
         assert (await call(client, "workers_list"))["items"] == []
         assert len((await call(client, "preview", cron="0 2 * * *", count=3))["ticks"]) == 3

@@ -34,10 +34,12 @@ def test_create_set_and_list_work_on_the_database(url: str) -> None:
     made = tenants(url, "create", "billing", "--weight", "3", "--max-running", "200", "--submits-per-second", "0.5")
     assert made.exit_code == 0, made.output
     assert "everbeat keys create --tenant billing" in made.stderr
-    assert rows(url) == {"billing": ["3", "100000", "-", "200", "0.5", "-", "-"], "default": ["1", *["-"] * 6]}
-    changed = tenants(url, "set", "billing", "--max-running", "none", "--max-ready", "0", "--min-priority", "70")
+    assert rows(url) == {"billing": ["3", "100000", "-", "200", "0.5", "-", "-", "-"], "default": ["1", *["-"] * 7]}
+    changed = tenants(
+        url, "set", "billing", "--max-running", "none", "--max-ready", "0", "--min-priority", "70", "--retention-days", "14"
+    )
     assert "revision 2" in changed.stderr
-    assert rows(url)["billing"] == ["3", "100000", "0", "-", "0.5", "-", "70"]
+    assert rows(url)["billing"] == ["3", "100000", "0", "-", "0.5", "-", "70", "14"]
 
     async def audit_log() -> list[tuple[str, bool]]:
         store = SqliteStore(url.removeprefix("sqlite:///"))

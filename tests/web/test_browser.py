@@ -36,8 +36,20 @@ PAGES = (
         "/schedules/strange/calendar",
     ),
     *("/schedules/strange/edit", "/schedules/strange/trigger", "/schedules/strange/backfill?from=2026-01-01", "/timeline"),
+    *("/checks", "/checks/strange", "/checks/strange/why", "/checks/strange/edit", "/new-check"),
     *("/tasks", "/tasks/{task}", "/dead-letters", "/dead-letters/{dead}", "/queues", "/workers", "/cluster", "/calendars"),
-    *("/calendars/strange", "/operations", "/audit", "/audit-log", "/tenants", "/tenants/default", "/tasks/bulk?action=retry"),
+    *(
+        "/calendars/strange",
+        "/operations",
+        "/slo",
+        "/audit",
+        "/audit-log",
+        "/tenants",
+        "/tenants/default",
+        "/tasks/bulk?action=retry",
+    ),
+    "/slo",
+    *("/incidents", "/incidents?state=all", "/alerts", "/alerts/new", "/alerts/strange", "/incidents/{incident}"),
     "/search?q=str",
 )
 
@@ -59,6 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     key_file, url = folder / "admin.key", f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "everbeat", "serve", "--port", str(port), "--database-url", f"sqlite:///{folder}/e.db"]
     command += ["--auth", "keys", "--admin-key-file", str(key_file), "--migrate", "--log-level", "error"]
+    command += ["--alert-interval-seconds", "0.2"]
     process = subprocess.Popen(command, cwd=folder, env=os.environ)
     try:
         _wait_ready(url, process)
@@ -181,6 +194,26 @@ def test_a_schedule_is_created_fires_live_and_is_explained(screen: Screen) -> No
     expect(page.get_by_role("switch", name="browser-made is on")).to_have_attribute("aria-checked", "false")
 
 
+def test_a_check_is_created_and_its_pings_appear_live(screen: Screen) -> None:
+    page = screen.page
+    page.goto("/checks")
+    page.get_by_role("link", name="New check").click()
+    page.get_by_label("Name").fill("browser-check")
+    page.get_by_label("Expected", exact=True).select_option(label="After the last ping")
+    page.get_by_label("Every (seconds)").fill("600")
+    expect(page.locator("#preview .headline")).to_contain_text("Every 10 minutes")
+    page.get_by_role("button", name="Create the check").click()
+    expect(page.get_by_role("heading", name="browser-check new")).to_be_visible()
+    url = page.locator("#ping-url").inner_text().strip()
+    assert httpx.post(f"{url}/start").text == "OK"
+    assert httpx.post(f"{url}/0", content="copied 3 files").text == "OK"
+    expect(page.locator("#live .tick-pinged").first).to_be_visible()  # without a reload: it arrives with an event
+    page.get_by_text("14 bytes").click()
+    expect(page.get_by_label("Body of ping 2")).to_contain_text("copied 3 files")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("heading", name="browser-check paused")).to_be_visible()
+
+
 def test_a_running_task_shows_its_progress_and_is_cancelled(screen: Screen, server: Server) -> None:
     task = start_task(server, "long")
     assert beat(server, task, 0.4, "row 400", "imported 400 rows") == "ok"
@@ -273,13 +306,26 @@ def strange(server: Server) -> dict[str, str]:
     assert server.api.put("/v1/schedules/strange", json={**schedule, "target": target}).is_success
     post(server, "/v1/schedules/strange/pause", {"note": SCRIPT})
     assert server.api.put("/v1/calendars/strange", json={"description": SCRIPT, "weekdays": ["SUN"]}).is_success
+    check = server.api.put("/v1/checks/strange", json={"every_seconds": 60, "description": SCRIPT}).json()
+    assert httpx.post(f"{check['ping_url']}/3", content=SCRIPT, headers={"user-agent": SCRIPT}).text == "OK"
     post(server, "/v1/queues/strange/pause", {"note": SCRIPT})
     post(server, "/v1/tenants/default/keys", {"name": SCRIPT[:180], "scopes": ["read"]})
     post(server, "/v1/schedules/bulk", {"action": "pause", "filter": {"name_prefix": "strange"}, "note": SCRIPT})
+    rule = {"when": {"kind": "dead"}, "match": {"queue": "odd-dead"}, "notify": [target], "description": SCRIPT}
+    assert server.api.put("/v1/alerts/strange", json=rule).is_success
     task = start_task(server, "odd", payload={"x": SCRIPT}, labels={"team": SCRIPT})
     beat(server, task, 0.5, SCRIPT, SCRIPT)
     (dead,) = fail_tasks(server, "odd-dead", 1, SCRIPT)
-    return {"task": task["id"], "dead": dead}
+    return {"task": task["id"], "dead": dead, "incident": wait_for_incident(server, "strange")}
+
+
+def wait_for_incident(server: Server, alert: str) -> str:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for one in server.api.get("/v1/incidents", params={"alert": alert, "state": "open"}).json()["items"]:
+            return str(one["id"])
+        time.sleep(0.05)
+    raise AssertionError(f"no incident of {alert}")
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")])
@@ -318,4 +364,32 @@ def test_the_forms_work_without_scripts(chromium: Browser, server: Server) -> No
     expect(page.locator("#preview .headline")).to_contain_text("05:00")
     page.get_by_role("button", name="Create the schedule").click()
     expect(page.get_by_role("heading", name="without-scripts")).to_be_visible()
+    screen.context.close()
+
+
+def test_an_alert_is_created_and_its_incident_acknowledged_without_scripts(chromium: Browser, server: Server) -> None:
+    screen = Screen(chromium, server, java_script_enabled=False)
+    screen.log_in(server.key)
+    page = screen.page
+    page.get_by_role("link", name="Alerts").click()
+    page.get_by_role("link", name="New alert").or_(page.get_by_role("link", name="Create an alert")).first.click()
+    page.get_by_label("Name").fill("dead-reports")
+    page.get_by_label("Kind").select_option("dead")
+    page.get_by_label("Queue").fill("alerting")
+    page.get_by_label("URL", exact=True).fill("http://127.0.0.1/")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("alert")).to_contain_text("notify[0].url")
+    page.get_by_label("URL", exact=True).fill("https://example.org/alerts")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("status")).to_contain_text("The alert was created")
+    fail_tasks(server, "alerting", 1, "no such table")
+    id_ = wait_for_incident(server, "dead-reports")
+    page.goto("/")
+    expect(page.get_by_role("alert").filter(has_text="open incident")).to_be_visible()
+    page.goto("/incidents?alert=dead-reports")
+    page.get_by_role("link", name="no such table").click()
+    expect(page).to_have_url(re.compile(id_))
+    page.get_by_label("Note").fill("the migration is running")
+    page.get_by_role("button", name="Acknowledge").click()
+    expect(page.get_by_text("the migration is running")).to_be_visible()
     screen.context.close()

@@ -6,6 +6,7 @@ import hashlib
 import re
 from datetime import UTC, datetime
 from importlib.resources import files
+from uuid import UUID
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from everbeat.api.app import ApiContext
 from everbeat.core.access import LOCAL_CALLER
 from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.service_levels import BUCKET, LevelBucket, bucket_of
 from everbeat.services.audit import AuditService
 from everbeat.store.base import Store
 from everbeat.web.pages import PAGE_ROUTES
@@ -204,3 +206,19 @@ async def test_a_refresh_of_a_part_leaves_the_message_for_the_next_page(browser:
     whole = await browser.get("/schedules", headers=message)
     assert "It was saved." in whole.text
     assert "everbeat_message=;" in whole.headers["set-cookie"]
+
+
+async def test_the_page_of_service_levels_shows_what_is_left(browser: httpx.AsyncClient, context: ApiContext) -> None:
+    assert "Nothing has been counted yet" in (await browser.get("/slo")).text
+    at = bucket_of(await context.store.clock())
+    counts = LevelBucket(at, fire_good=9995, fire_total=10_000, success_good=0, success_total=100)
+    await context.store.service_level_write(UUID(int=1), [counts])
+    page = await browser.get("/slo")
+    if "Nothing has been counted yet" in page.text:  # the report is cached for some seconds
+        await context.service_levels.report(at + BUCKET)
+        page = await browser.get("/slo")
+    text = re.sub(r"<[^>]+>", " ", page.text)
+    assert "99.9 % of the ticks fire within 1 s after they are due" in text
+    assert "50.0 %" in text
+    assert "exhausted" in text
+    assert 'aria-label="Budget left of fire"' in page.text

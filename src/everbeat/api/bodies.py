@@ -177,6 +177,29 @@ async def read_form_body(request: ApiRequest) -> bytes:
     return raw
 
 
+async def read_beginning(request: ApiRequest, kept_bytes: int) -> tuple[bytes, int]:
+    """Read a body of any type to its end. Return its first bytes and its size. Only these bytes are kept in memory."""
+    body_limits = request.context.body_limits or BodyLimits()
+    length, key = _length_of(request.headers.get(b"content-length")), _key_of_caller(request)
+    kept, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(body_limits.deadline_seconds):
+            while True:
+                message: Any = await request.receive()
+                if message["type"] != "http.request":
+                    raise HttpProblem(MALFORMED, "The body ended before it was complete.")
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size > MAX_BODY_BYTES:
+                    raise _too_large()
+                kept += chunk[: kept_bytes - len(kept)]
+                if size == length or not message.get("more_body", False):
+                    return bytes(kept), size
+                await body_limits.throttle(key, len(chunk), size)
+    except TimeoutError:
+        raise HttpProblem(TOO_SLOW, f"The body did not arrive within {body_limits.deadline_seconds:g} seconds.") from None
+
+
 def key_of(request: ApiRequest) -> str | None:
     """Return the idempotency key of a request."""
     key = request.header(b"idempotency-key")

@@ -22,6 +22,7 @@ from everbeat.core.definitions import Instant, optional_rfc3339, rfc3339, utc
 from everbeat.core.errors import FieldError, InvalidInput, NotFound
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.schedules import Status
+from everbeat.core.targets import TargetKind
 from everbeat.core.tasks import TaskState
 from everbeat.services.bulk import BulkRequest, request_of
 from everbeat.store.values import ScheduleFilter, TaskMatch
@@ -45,7 +46,7 @@ class ScheduleBulkFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     name_prefix: NameText | None = None
     queue: NameText | None = None
     type: NameText | None = None
-    target: Literal["worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "nats", "custom"] | None = None
+    target: TargetKind | Literal["custom"] | None = None
     all: AllOfThem = False
 
 

@@ -11,11 +11,17 @@ from everbeat.api.response_limits import ResponseLimits
 from everbeat.core.timeline import TimelineCache
 from everbeat.engine import Engine
 from everbeat.services.access import Authenticator
+from everbeat.services.alerts import AlertService
 from everbeat.services.audit import AuditService
+from everbeat.services.audit_findings import AuditFindingService
 from everbeat.services.backfill import BackfillService
 from everbeat.services.bulk import BulkService
 from everbeat.services.calendars import CalendarService
 from everbeat.services.callbacks import CallbackService
+from everbeat.services.capacity import CapacityService
+from everbeat.services.check_explainer import CheckExplainer
+from everbeat.services.check_ledger import CheckLedgerService
+from everbeat.services.checks import CheckService
 from everbeat.services.cluster import ClusterService
 from everbeat.services.dead_letters import DeadLetterService
 from everbeat.services.endpoints import EndpointService
@@ -24,10 +30,13 @@ from everbeat.services.explainer import Explainer
 from everbeat.services.forecast import ForecastService
 from everbeat.services.idempotent_responses import IdempotentResponses
 from everbeat.services.keys import KeyService
+from everbeat.services.lag_history import LagHistory
 from everbeat.services.leases import LeaseService
 from everbeat.services.ledger import LedgerService
 from everbeat.services.pauses import PauseService
+from everbeat.services.pings import PingService
 from everbeat.services.schedules import ScheduleService
+from everbeat.services.service_levels import ServiceLevels
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantService
 from everbeat.services.workers import WorkerDirectory
@@ -60,12 +69,21 @@ class ApiContext(NamedTuple):
     idempotent_responses: IdempotentResponses
     explainer: Explainer
     audit: AuditService
+    findings: AuditFindingService
     forecast: ForecastService
     cluster: ClusterService
+    capacity: CapacityService
+    lag_history: LagHistory
+    service_levels: ServiceLevels
     workers: WorkerDirectory
     calendars: CalendarService
     endpoints: EndpointService
+    alerts: AlertService
     callbacks: CallbackService
+    checks: CheckService
+    check_ledger: CheckLedgerService
+    check_explainer: CheckExplainer
+    pings: PingService
     tenants: TenantService
     pauses: PauseService
     bulk: BulkService
@@ -81,6 +99,7 @@ class ApiContext(NamedTuple):
     body_checks: BodyChecks | None = None
     response_limits: ResponseLimits | None = None
     check_schema: Callable[[], None] = lambda: None
+    public_url: str | None = None
 
     @classmethod
     def from_engine(
@@ -107,12 +126,21 @@ class ApiContext(NamedTuple):
             idempotent_responses=engine.idempotent_responses,
             explainer=engine.explainer,
             audit=engine.audit,
+            findings=engine.findings,
             forecast=engine.forecast,
             cluster=engine.cluster,
+            capacity=engine.capacity,
+            lag_history=engine.lag_history,
+            service_levels=engine.service_levels,
             workers=engine.workers,
             calendars=engine.calendars,
             endpoints=engine.endpoints,
+            alerts=engine.alerts,
             callbacks=engine.callbacks,
+            checks=engine.checks,
+            check_ledger=engine.check_ledger,
+            check_explainer=engine.check_explainer,
+            pings=engine.pings,
             tenants=engine.tenants,
             pauses=engine.pauses,
             bulk=engine.bulk,
@@ -128,4 +156,5 @@ class ApiContext(NamedTuple):
             body_checks=body_checks,
             response_limits=response_limits,
             check_schema=engine.schema_guard.check,
+            public_url=engine.settings.public_url and engine.settings.public_url.rstrip("/"),
         )

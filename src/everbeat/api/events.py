@@ -51,7 +51,7 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Operation(
         id="events",
         tag="Operations",
-        summary="Receive ticks, task changes and cluster changes as server-sent events",
+        summary="Receive ticks and changes of tasks, checks and the cluster as server-sent events",
         responses={200: Success("An endless stream of events.", str, media_type=MEDIA_TYPE, example=_EXAMPLE)},
         query=EventsQuery,
         problems=(429,),
@@ -67,7 +67,7 @@ def _kinds(text: str | None) -> frozenset[EventKind]:
     if text is None:
         return PUBLISHED_KINDS
     if unknown := set(text.split(",")) - PUBLISHED_KINDS:
-        raise InvalidInput.of("types", f'"{min(unknown)[:50]}" is not one of tick, task, cluster')
+        raise InvalidInput.of("types", f'"{min(unknown)[:50]}" is not one of tick, task, cluster, check')
     return frozenset(EventKind(one) for one in text.split(","))
 
 

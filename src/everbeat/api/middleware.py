@@ -51,7 +51,7 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 _PAGE_HEADERS = ((b"x-content-type-options", b"nosniff"),)  # pages and static files say themselves how long they may be kept
 # The handlers of these paths check a token of their own instead of an API key.
-_TOKEN_PATHS = ("/v1/callbacks/",)
+_TOKEN_PATHS = ("/v1/callbacks/", "/ping/")
 _KEY_IN_URL = (
     "The URL contains an API key. URLs are recorded in logs, proxies and browser histories. Revoke this key, create a new one, "
     "and send it in the header Authorization: Bearer eb_…"

@@ -99,7 +99,7 @@ _KEY_SCHEME = {
 _UUID = {"type": "string", "format": "uuid"}
 PATH_PARAMETERS = {
     "ref": PathParameter("The id or the name of a schedule.", {"type": "string", "minLength": 1}),
-    "name": PathParameter("The name of a calendar or an endpoint.", {"type": "string", **NAME}),
+    "name": PathParameter("The name of a calendar, an endpoint or a check.", {"type": "string", **NAME}),
     "id": PathParameter("The id of a task or of a bulk operation.", _UUID),
     "task_id": PathParameter("The id of the task of a dead letter.", _UUID),
     "tenant": PathParameter("The id or the name of a tenant.", {"type": "string", "minLength": 1}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Generic, TypeVar
 from urllib.parse import parse_qsl
@@ -181,6 +181,21 @@ def time_id_before(cursor: str | Absent) -> tuple[datetime, UUID] | None:
         return parse_instant("cursor", at), task_id
     except InvalidInput:
         raise _bad_cursor() from None
+
+
+def word_id_cursor(word: str, id_: UUID) -> str:
+    return _encoded(f"w{word}/{id_}")
+
+
+def word_id_after(cursor: str | Absent, words: Collection[str]) -> tuple[str, UUID] | None:
+    if isinstance(cursor, Absent):
+        return None
+    kind, text = _decoded(cursor)
+    word, _, id_text = text.partition("/")
+    id_ = uuid_of(id_text)
+    if kind != "w" or word not in words or id_ is None:
+        raise _bad_cursor()
+    return word, id_
 
 
 def number_cursor(number: int) -> str:

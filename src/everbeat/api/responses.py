@@ -7,13 +7,17 @@ from uuid import UUID
 
 import msgspec
 
+from everbeat.core.alerts import AlertKind, AlertMatch, When
+from everbeat.core.audit_findings import FindingKind, FindingState, Resolution
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.bulk import BulkAction, BulkState, BulkSubject
 from everbeat.core.calendars import WEEKDAYS
 from everbeat.core.circuit_breakers import BreakerState
 from everbeat.core.endpoints import Method
 from everbeat.core.explain import Verdict
+from everbeat.core.incidents import IncidentResolution, IncidentState
 from everbeat.core.pauses import PauseScope
+from everbeat.core.quiet_times import QuietHours
 from everbeat.core.responses import (
     AttemptResponse,
     DeadLetterResponse,
@@ -27,6 +31,8 @@ from everbeat.core.responses import (
     Time,
 )
 from everbeat.core.schedules import Status
+from everbeat.core.service_levels import LevelStatus, Sli
+from everbeat.core.targets import Target
 from everbeat.core.tasks import Origin, TaskState
 from everbeat.core.workers import WorkerState
 
@@ -97,7 +103,7 @@ class LogLineList(msgspec.Struct):
     next_cursor: str | None
 
 
-class ClaimedTaskResponse(msgspec.Struct):
+class ClaimedTaskResponse(msgspec.Struct, gc=False):
     """A task that a worker has claimed. With this `fence`, the worker can report on it until `lease_until`."""
 
     id: UUID
@@ -178,13 +184,81 @@ class FaultyScheduleResponse(msgspec.Struct):
     fault: str | None
 
 
+class AuditFindingResponse(msgspec.Struct, kw_only=True):
+    """What the auditor found. `overdue`: the tick should have fired by now, and still can. `missing`: the ledger is past the
+    tick, and has no row for it. `doubled`: the tick has more than one task. `late`: the tick fired later than allowed.
+    `clock_set_back` and `unowned_partitions` concern the cluster, and have neither a tenant nor a schedule.
+
+    `scheduled_for`: the tick, or the beginning of the fault. `resolution`: `fired`, `recorded`, `backfilled`, `removed` (the
+    schedule), `over` (the fault), or `noted` (a late tick: there is nothing to resolve)."""
+
+    id: Id
+    tenant_id: Id | None
+    schedule_id: Id | None
+    schedule: str | None
+    kind: FindingKind
+    state: FindingState
+    scheduled_for: Time
+    found_at: Time
+    resolved_at: Time | None
+    resolution: Resolution | None
+    details: dict[str, Any]
+
+
+class AuditFindingList(msgspec.Struct):
+    items: list[AuditFindingResponse]
+    next_cursor: str | None
+
+
+class CheckCounts(msgspec.Struct):
+    """The expected pings of checks, and what became of them. `skipped`: the check was paused."""
+
+    expected: int
+    pinged: int
+    failed: int
+    missed: int
+    skipped: int
+
+
 class AuditResponse(TickCountsResponse, kw_only=True):
+    """`findings`: the newest open findings of the auditor, at most 100; `GET /v1/audit/findings` lists all."""
+
     from_: Time = msgspec.field(name="from")
     to: Time
     tenants: list[TenantTickCounts]
     schedules: list[ScheduleTickCounts]
     faulty: list[FaultyScheduleResponse]
+    findings: list[AuditFindingResponse]
+    checks: CheckCounts
     next_cursor: str | None
+
+
+class ServiceLevelResponse(msgspec.Struct):
+    """How one objective is met. `good` and `total` are the events of the last 30 days; `ratio` is their quotient.
+
+    `target` is the ratio that is promised. `budget_left`: the part of the error budget that is left, 1 if nothing was bad, and
+    below 0 if the objective is missed. `burn_rates`: by window (`5m`, `1h`, `6h`, `30d`); at 1, the budget is used up in 30
+    days. Values are null without events.
+    """
+
+    name: Sli
+    target: float
+    threshold_seconds: float | None
+    status: LevelStatus
+    good: int
+    total: int
+    ratio: float | None
+    budget_left: float | None
+    burn_rates: dict[str, float | None]
+
+
+class ServiceLevelsResponse(msgspec.Struct):
+    """The service levels of the cluster over the last `window_days`. `since`: the oldest counts in this window."""
+
+    now: Time
+    since: Time | None
+    window_days: int
+    objectives: list[ServiceLevelResponse]
 
 
 class CircuitBreakerResponse(msgspec.Struct):
@@ -216,6 +290,7 @@ class NodeResponse(msgspec.Struct, kw_only=True):
     capacity: float
     deliveries: NodeDeliveriesResponse | None
     partitions: int
+    share: float
 
 
 class PartitionResponse(msgspec.Struct):
@@ -235,6 +310,52 @@ class ClusterRates(msgspec.Struct):
     ticks_fired_per_second: float
 
 
+class BusySecondResponse(msgspec.Struct, kw_only=True):
+    """The second of the next 24 hours with most ticks of the tenant. Not `is_complete`: not all schedules were counted."""
+
+    at: Time
+    ticks: int
+    schedules: list[str]
+    is_complete: bool
+
+
+class TableSizeResponse(msgspec.Struct, kw_only=True):
+    table: str
+    bytes: int
+    live_rows: int
+    dead_rows: int
+
+
+class SlowCallResponse(msgspec.Struct, kw_only=True):
+    """The database calls of one verb on the node that answers, in the last five to ten minutes."""
+
+    verb: str
+    calls: int
+    mean_ms: float
+    max_ms: float
+
+
+class CapacityAdviceResponse(msgspec.Struct, kw_only=True):
+    about: str
+    detail: str
+    fix: str
+
+
+class CapacityResponse(msgspec.Struct, kw_only=True):
+    """How close the cluster is to its limits, and what to change. Tables, transactions and calls are shown to admins.
+
+    `busiest_second` is null while it is computed, which takes up to two seconds for many schedules.
+    """
+
+    busiest_second: BusySecondResponse | None
+    database_bytes: int | None
+    free_bytes: int | None
+    tables: list[TableSizeResponse]
+    oldest_transaction_seconds: float | None
+    slow_calls: list[SlowCallResponse]
+    advice: list[CapacityAdviceResponse]
+
+
 class ClusterResponse(msgspec.Struct, kw_only=True):
     """The state of the cluster, from the database. `lag_seconds` is that of the slowest live node."""
 
@@ -247,6 +368,7 @@ class ClusterResponse(msgspec.Struct, kw_only=True):
     schedules: dict[str, int]
     faulty: int
     rates: ClusterRates
+    capacity: CapacityResponse
 
 
 class Span(msgspec.Struct, forbid_unknown_fields=True):
@@ -343,6 +465,76 @@ class BulkOperationResponse(msgspec.Struct, kw_only=True):
 
 class BulkOperationList(msgspec.Struct):
     items: list[BulkOperationResponse]
+    next_cursor: str | None
+
+
+class MaintenanceWindowResponse(msgspec.Struct, rename={"from_": "from"}):
+    from_: Time
+    to: Time
+
+
+class QuietTimesResponse(msgspec.Struct, kw_only=True):
+    """When an alert sends no notifications."""
+
+    timezone: str
+    hours: list[QuietHours]
+    maintenance: list[MaintenanceWindowResponse]
+
+
+class AlertResponse(msgspec.Struct, kw_only=True):
+    """An alert rule. Secrets of its targets are shown as `***`."""
+
+    name: str
+    when: When
+    match: AlertMatch
+    notify: list[Target]
+    quiet: QuietTimesResponse | None
+    remind_seconds: float | int | None
+    group_seconds: float | int
+    notify_resolved: bool
+    description: str
+    enabled: bool
+    revision: int
+    created_at: Time
+    updated_at: Time
+
+
+class AlertList(msgspec.Struct):
+    items: list[AlertResponse]
+    next_cursor: str | None
+
+
+class IncidentResponse(msgspec.Struct, kw_only=True):
+    """An incident of an alert rule. `subject`: what it is about: a schedule, a type of tasks, or a queue. `count`: how often it
+    happened since it opened. `occurred_at`: when it happened last. `notified_at`: when its notification was written. `link`:
+    the path of this incident; `why`: the path of the explanation of the tick or the task."""
+
+    id: Id
+    alert: str
+    kind: AlertKind
+    subject: str
+    schedule_id: Id | None
+    task_id: Id | None
+    summary: str
+    details: dict[str, Any]
+    state: IncidentState
+    count: int
+    occurred_at: Time
+    opened_at: Time
+    last_seen_at: Time
+    resolved_at: Time | None
+    resolution: IncidentResolution | None
+    acknowledged_at: Time | None
+    acknowledged_by: str | None
+    note: str | None
+    notified_at: Time | None
+    reminders: int
+    link: str
+    why: str | None
+
+
+class IncidentList(msgspec.Struct):
+    items: list[IncidentResponse]
     next_cursor: str | None
 
 

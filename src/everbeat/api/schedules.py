@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -31,6 +31,7 @@ from everbeat.core.errors import InvalidInput
 from everbeat.core.names import has_control_characters
 from everbeat.core.responses import RegisteredScheduleResponse, ScheduleResponse, schedule_response
 from everbeat.core.schedules import Schedule, Status
+from everbeat.core.targets import TargetKind
 from everbeat.services.schedules import MAX_BATCH
 from everbeat.store.values import ScheduleFilter
 
@@ -64,7 +65,7 @@ class ScheduleQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=
     name_prefix: NameText | Absent = msgspec.UNSET
     queue: NameText | Absent = msgspec.UNSET
     type: NameText | Absent = msgspec.UNSET
-    target: Literal["worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "nats"] | Absent = msgspec.UNSET
+    target: TargetKind | Absent = msgspec.UNSET
 
 
 class ScheduleBatchInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -41,6 +41,14 @@ MinPriority = Annotated[
         description="The best priority of the tenant's tasks: a lower number of a task or a schedule is raised to this one.",
     ),
 ]
+RetentionDays = Annotated[
+    float,
+    msgspec.Meta(
+        ge=1,
+        le=36_500,
+        description="How long the tenant's ledger and history are kept, if that is shorter than the retention of the server.",
+    ),
+]
 
 
 class TenantInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +62,7 @@ class TenantInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     submits_per_second: Submits | None = None
     max_payload_bytes: MaxPayload | None = None
     min_priority: MinPriority | None = None
+    retention_days: RetentionDays | None = None
 
 
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -67,6 +76,7 @@ class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     submits_per_second: Submits | Absent | None = msgspec.UNSET
     max_payload_bytes: MaxPayload | Absent | None = msgspec.UNSET
     min_priority: MinPriority | Absent | None = msgspec.UNSET
+    retention_days: RetentionDays | Absent | None = msgspec.UNSET
 
 
 _EXAMPLE = {"name": "billing", "weight": 3, "max_schedules": 10_000, "max_running": 200, "submits_per_second": 500}

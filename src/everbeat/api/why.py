@@ -44,7 +44,7 @@ async def why(request: ApiRequest) -> Response:
     query = paging.parse_query(request, WhyQuery)
     at = paging.optional_time("at", query.at)
     found = await request.context.explainer.explain(request.tenant_id, request.path_params["ref"], at)
-    return json_response(ExplanationResponse(found.verdict, found.explanation, _facts(found.facts)))
+    return json_response(ExplanationResponse(found.verdict, found.explanation, fact_responses(found.facts)))
 
 
 @get(
@@ -61,10 +61,10 @@ async def why(request: ApiRequest) -> Response:
 async def why_task(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     found = await request.context.explainer.explain_task(request.tenant_id, task_id_of(request))
-    return json_response(TaskExplanationResponse(found.state, found.explanation, _facts(found.facts)))
+    return json_response(TaskExplanationResponse(found.state, found.explanation, fact_responses(found.facts)))
 
 
-def _facts(facts: Sequence[Fact]) -> list[FactResponse]:
+def fact_responses(facts: Sequence[Fact]) -> list[FactResponse]:
     return [FactResponse(one.fact, one.value, msgspec.UNSET if one.link is None else one.link) for one in facts]
 
 

@@ -22,6 +22,13 @@ _COLUMNS = [
     Column("DOUBLED", "doubled"),
 ]
 
+_FINDING_COLUMNS = [
+    Column("KIND", "kind"),
+    Column("SCHEDULE", lambda item: item["schedule"] or "(cluster)"),
+    Column("SCHEDULED FOR", "scheduled_for"),
+    Column("FOUND AT", "found_at"),
+]
+
 
 class TicksNotAccountedFor(EverbeatError):
     """The audit found missing or doubled ticks."""
@@ -54,9 +61,15 @@ def audit(session: Session, from_: str | None, to: str | None, is_all: bool) -> 
             f"{accounted:,} of {found['expected']:,} ticks accounted for, {shown(found['from'])} to {shown(found['to'])}"
         )
         click.echo(f"fired {found['fired']}, skipped {_skipped(found)}, missing {found['missing']}, doubled {found['doubled']}")
+        if (checks := found["checks"])["expected"]:
+            parts = ", ".join(f"{name} {checks[name]}" for name in ("pinged", "failed", "missed", "skipped"))
+            click.echo(f"checks: {checks['expected']:,} expected pings, {parts}")
         rows = [one for one in found["schedules"] if is_all or one["missing"] or one["doubled"]]
         if rows:
             session.printer.items(rows, _COLUMNS, empty="")
+        if found["findings"]:
+            click.echo("open findings of the auditor:")
+            session.printer.items(found["findings"], _FINDING_COLUMNS, empty="")
         for one in found["faulty"]:
             click.echo(f"paused with a fault: {shown(one['name'])}: {shown(one['fault'])}")
     else:

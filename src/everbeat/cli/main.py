@@ -22,11 +22,13 @@ class LazyCommand(NamedTuple):
 
 
 COMMANDS = {
+    "alert": LazyCommand("everbeat.cli.alerts", "Say what must not happen, and whom to tell."),
     "apply": LazyCommand(
         "everbeat.cli.plan", "Create and update the schedules of a file, and with --prune delete those that it no longer has."
     ),
     "audit": LazyCommand("everbeat.cli.audit", "Count expected, fired, skipped, missing and doubled ticks."),
     "calendar": LazyCommand("everbeat.cli.calendars", "List, show, create and delete calendars."),
+    "check": LazyCommand("everbeat.cli.checks", "Watch jobs that run elsewhere and report by pings."),
     "completion": LazyCommand("everbeat.cli.completion", "Print the script that completes commands and options in a shell."),
     "context": LazyCommand("everbeat.cli.context_commands", "Name the servers that commands use."),
     "dev": LazyCommand("everbeat.cli.run", "Run a server, scheduler and worker in one process, for development."),
@@ -36,6 +38,7 @@ COMMANDS = {
         "everbeat.cli.plan", "Print schedules as a file for plan and apply: as YAML, or as JSON with -o json."
     ),
     "import": LazyCommand("everbeat.cli.imports", "Create schedules from those of another scheduler."),
+    "incident": LazyCommand("everbeat.cli.alerts", "List, show and acknowledge what alert rules have found."),
     "keys": LazyCommand("everbeat.cli.keys", "Create, list and revoke API keys in the database."),
     "mcp": LazyCommand("everbeat.cli.mcp", "Serve tools for language models (Model Context Protocol) on stdin and stdout."),
     "migrate": LazyCommand("everbeat.cli.database", "Apply the migrations that the database needs."),
@@ -46,13 +49,18 @@ COMMANDS = {
     "preview": LazyCommand(
         "everbeat.cli.preview", "Show the next ticks of a trigger, in local time and UTC, with warnings; needs no server."
     ),
+    "prune": LazyCommand("everbeat.cli.prune", "Remove what is past its retention now, or show what would be removed."),
     "queue": LazyCommand("everbeat.cli.queues", "List, pause and resume queues."),
     "relay": LazyCommand("everbeat.cli.outbox", "Move the rows of an outbox to a server."),
+    "restored": LazyCommand("everbeat.cli.restored", "Make a database that was restored from a backup safe to start nodes on."),
     "resume": LazyCommand("everbeat.cli.queues", "End the pause of everything."),
     "schedule": LazyCommand("everbeat.cli.schedules", "Create, change, list and explain schedules."),
     "schema": LazyCommand("everbeat.cli.plan", "Print the JSON Schema of the files of plan and apply, for editors."),
     "serve": LazyCommand("everbeat.cli.run", "Run a node of a cluster."),
     "shell": LazyCommand("everbeat.cli.shell", "Submit and schedule shell commands."),
+    "slo": LazyCommand(
+        "everbeat.cli.service_levels", "Show the service levels of the last 30 days, and what is left of the error budgets."
+    ),
     "task": LazyCommand("everbeat.cli.tasks", "Submit, list, cancel, retry and explain tasks."),
     "tenants": LazyCommand("everbeat.cli.tenants", "Create, list and change tenants in the database."),
     "top": LazyCommand("everbeat.cli.top", "Show nodes, queues and running tasks, refreshed until Ctrl-C."),

@@ -111,6 +111,10 @@ class ReadTools(ApiTools):
         """List dead letters, newest first: tasks that have failed and are not retried, with their errors."""
         return self._items("/v1/dead-letters", limit, queue=queue, type=type, schedule=schedule)
 
+    def incidents_list(self, state: str | None = None, alert: str | None = None, limit: int = DEFAULT_ITEMS) -> Answer:
+        """List incidents, newest first: what alert rules have found. state: open, acknowledged or resolved."""
+        return self._items("/v1/incidents", limit, state=state, alert=alert)
+
     def queues_list(self, limit: int = DEFAULT_ITEMS) -> Answer:
         """List queues: tasks that are ready, scheduled, held and running, the workers, and pauses."""
         return self._items("/v1/queues", limit)

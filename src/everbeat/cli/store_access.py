@@ -34,12 +34,12 @@ def run_on_store(database_url: str | None, config: Path | None, work: Callable[[
 
 
 async def _prepare(store: Store) -> None:
-    version, needed = await store.schema_version()
-    if version == 0:
+    schema = await store.schema_version()
+    if schema.version == 0:
         await store.migrate()
         click.echo(f"{store.description} was empty and has been migrated", err=True)
     else:
-        check_schema(version, needed)
+        check_schema(schema)
 
 
 def local_caller() -> Caller:

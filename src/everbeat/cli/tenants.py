@@ -65,6 +65,11 @@ def _limits(command: F) -> F:
             type=_Quota(int, 0, MAX_PRIORITY),
             help="Best priority of its tasks; lower numbers are raised to it.",
         ),
+        click.option(
+            "--retention-days",
+            type=_Quota(float, 1, 36_500),
+            help="How long its ledger and history are kept, if shorter than those of the server.",
+        ),
     )
     for option in reversed(options):
         command = option(command)

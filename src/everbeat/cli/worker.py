@@ -31,6 +31,7 @@ from everbeat.worker.processes import WorkerProcesses, command_of, pop_parent_pi
 from everbeat.worker.runtime import DEFAULT_CONCURRENCY, DEFAULT_GRACE_SECONDS, Worker
 from everbeat.worker.shell.handler import shell_task
 from everbeat.worker.signals import StopSignal, run_until_signalled
+from everbeat.worker.tracing import configure_traces
 
 _PROBE_SECONDS = 3.0
 _RETRY_SECONDS = 1.0
@@ -122,6 +123,8 @@ def _load(app: str | None, url: str | None, options: _Options) -> Everbeat:
     if app is None and options.shell is None:
         raise click.UsageError("Missing argument 'MODULE:APP'. Only a worker with --allow-shell can run without an app.")
     loaded = Everbeat(url) if app is None else load_app(app)
+    if not configure_traces():
+        click.echo('everbeat: no traces are exported; run: pip install "everbeat[otel]"', err=True)
     if options.shell is not None:
         loaded.registry.add_task(shell_task(options.shell))
     elif app is not None:

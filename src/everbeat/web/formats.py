@@ -12,7 +12,9 @@ import msgspec
 from everbeat.core.tasks import TaskRecord
 from everbeat.core.zones import load_zone
 
-_SECTIONS = frozenset({"queues", "workers", "cluster", "audit", "audit-log", "schedules", "tasks", "calendars", "dead-letters"})
+_SECTIONS = frozenset(
+    {"checks", "queues", "workers", "cluster", "audit", "audit-log", "schedules", "tasks", "calendars", "dead-letters"}
+)
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -84,6 +86,13 @@ def count(value: int, singular: str, plural: str | None = None) -> str:
     return f"{number(value)} {singular if value == 1 else plural or singular + 's'}"
 
 
+def body_text(body: bytes) -> str:
+    """The body of a ping as text. Control characters are shown as pictures, because a page must not contain them."""
+    return "".join(
+        chr(0x2400 + ord(one)) if ord(one) < 32 and one not in "\n\t\r" else one for one in body.decode("utf-8", "replace")
+    )
+
+
 def json_text(value: Any) -> str:
     """A JSON value, or encoded JSON, indented for reading."""
     if isinstance(value, msgspec.Raw | bytes):
@@ -110,7 +119,7 @@ def page_link(link: str | None) -> str | None:
     if link is None or not link.startswith("/v1/"):
         return None
     section, *rest = link.removeprefix("/v1/").partition("?")[0].split("/")
-    if section in ("tasks", "schedules", "calendars", "operations") and rest:
+    if section in ("tasks", "schedules", "checks", "calendars", "operations") and rest:
         return f"/{section}/{rest[0]}"
     return {"pauses": "/queues", "nodes": "/cluster"}.get(section) or (f"/{section}" if section in _SECTIONS else None)
 
@@ -142,6 +151,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "number": number,
     "count": count,
     "json_text": json_text,
+    "body_text": body_text,
     "with_query": with_query,
     "json_line": json_line,
     "limit": limit,

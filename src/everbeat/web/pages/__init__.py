@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from everbeat.api.routing import Route
 from everbeat.web.pages import (
+    alerts,
     audit,
     bulk,
     calendars,
+    check_form,
+    checks,
     cluster,
     dead_letters,
+    incidents,
     overview,
     queues,
     schedule,
@@ -17,17 +21,22 @@ from everbeat.web.pages import (
     schedule_form,
     schedules,
     search,
+    service_levels,
     tasks,
     tenants,
     timeline,
 )
 
 _MODULES = (
+    alerts,
     audit,
     bulk,
     calendars,
+    check_form,
+    checks,
     cluster,
     dead_letters,
+    incidents,
     overview,
     queues,
     schedule,
@@ -36,6 +45,7 @@ _MODULES = (
     schedule_form,
     schedules,
     search,
+    service_levels,
     tasks,
     tenants,
     timeline,

@@ -10,6 +10,7 @@ from everbeat.api.cluster import deliveries_response
 from everbeat.api.messages import ApiRequest, Response
 from everbeat.api.routing import get
 from everbeat.core.access import Scope
+from everbeat.core.capacity_advice import advise
 from everbeat.services.cluster import ClusterView
 from everbeat.web.pages.declarations import READ
 from everbeat.web.rendering import page
@@ -22,6 +23,7 @@ _COLORS = 8
 async def show_cluster(request: ApiRequest) -> Response:
     context = request.context
     view = await context.cluster.view(request.tenant_id, all_tenants=Scope.ADMIN in request.caller.scopes)
+    facts = await context.capacity.facts(view, request.tenant_id, for_operator=Scope.ADMIN in request.caller.scopes)
     tenant_id = None if Scope.ADMIN in request.caller.scopes else request.tenant_id
     deliveries = [(node, deliveries_response(node.deliveries, tenant_id)) for node in view.nodes if view.is_alive(node)]
     colors = {node.id: index % _COLORS for index, node in enumerate(sorted(view.nodes, key=lambda one: one.name))}
@@ -32,6 +34,8 @@ async def show_cluster(request: ApiRequest) -> Response:
         now=view.now,
         colors=colors,
         breakers=[(node, one) for node, found in deliveries if found is not None for one in found.circuit_breakers],
+        facts=facts,
+        advice=advise(facts),
         alive=sum(view.is_alive(one) for one in view.nodes),
         owned=Counter(one.owner for one in view.partitions),
         epochs=max((one.epoch for one in view.partitions), default=0),

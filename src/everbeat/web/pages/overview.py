@@ -7,6 +7,7 @@ from collections import Counter
 from everbeat.api.messages import ApiRequest, Response
 from everbeat.api.routing import get
 from everbeat.core.access import Scope
+from everbeat.core.incidents import IncidentState
 from everbeat.services.forecast import CELL, CELLS
 from everbeat.store.values import DeadFilter
 from everbeat.web.formats import number
@@ -30,13 +31,19 @@ async def overview(request: ApiRequest) -> Response:
     for depth in view.queues:
         states[depth.state] += depth.count
         queues.setdefault(depth.queue, {})[depth.state] = depth.count
+    incidents: Counter[IncidentState] = Counter()
+    for one in await context.alerts.counts(tenant_id):
+        incidents[one.state] += one.count
     return page(
         request,
         "overview.html",
+        open_incidents=incidents[IncidentState.OPEN],
+        acknowledged_incidents=incidents[IncidentState.ACKNOWLEDGED],
         view=view,
         now=view.now,
         states=states,
         lag=max((one.lag_seconds for one in view.nodes if view.is_alive(one) and one.lag_seconds is not None), default=None),
+        lags=[(round(one.at.timestamp(), 3), round(one.lag_seconds * 1000, 1)) for one in context.lag_history.points],
         queues=sorted(queues.items(), key=lambda one: -sum(one[1].values()))[:_LISTED],
         dead=dead,
         pauses=await context.pauses.active(tenant_id),

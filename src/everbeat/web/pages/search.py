@@ -17,16 +17,21 @@ _PAGES = {
     "Overview": "/",
     "Schedules": "/schedules",
     "Create a schedule": "/new-schedule",
+    "Checks": "/checks",
+    "Create a check": "/new-check",
     "Timeline": "/timeline",
     "Tasks": "/tasks",
     "Dead letters": "/dead-letters",
     "Queues": "/queues",
+    "Incidents": "/incidents",
+    "Alerts": "/alerts",
     "Workers": "/workers",
     "Cluster": "/cluster",
     "Calendars": "/calendars",
     "Operations": "/operations",
     "Audit": "/audit",
     "Audit log": "/audit-log",
+    "Service levels": "/slo",
 }
 _FOUND = 8
 
@@ -39,6 +44,8 @@ async def search(request: ApiRequest) -> Response:
         matches = await request.context.schedules.page(
             request.tenant_id, ScheduleFilter(name_prefix=text), after_name=None, limit=_FOUND
         )
+        checks = await request.context.checks.page(request.tenant_id, prefix=text, limit=_FOUND)
+        found = [(one.spec.name, f"/checks/{quote(one.spec.name)}", "check") for one in checks] + found
         found = [(one.spec.name, f"/schedules/{quote(one.spec.name)}", "schedule") for one in matches] + found
     if (id_ := _task_id(text)) is not None:
         found = [(text, f"/tasks/{id_}", "task"), *found]

@@ -24,7 +24,7 @@ from everbeat.web.rendering import page, redirect
 _PAGE_SIZE = 50
 _KEYS = 200
 _WHOLE = ("max_schedules", "max_ready", "max_running", "max_payload_bytes", "min_priority")
-_NUMBERS = ("weight", "submits_per_second")
+_NUMBERS = ("weight", "submits_per_second", "retention_days")
 
 
 @get("/tenants", ADMIN)

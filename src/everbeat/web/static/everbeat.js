@@ -16,6 +16,11 @@
     const action = event.target.closest("[data-action]");
     if (action && action.dataset.action === "palette") openPalette();
     if (event.target === palette) palette.close();
+    // A button with data-copy copies the text of the element with this id.
+    const copy = event.target.closest("[data-copy]");
+    if (copy && navigator.clipboard) {
+      navigator.clipboard.writeText(document.getElementById(copy.dataset.copy).textContent).then(() => { copy.textContent = "Copied"; });
+    }
   });
 
   let afterG = 0;
@@ -116,9 +121,9 @@
   });
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const MAX_POINTS = 600;
+  const MAX_POINTS = 1200;
   const lagTimes = [], lagValues = [];
-  let lagChart = null;
+  let lagChart = null, ticksSeen = 0, drawTimer = null, drawnAt = 0;
   const makeLagChart = (element) => {
     const axis = { stroke: color("--muted"), grid: { stroke: color("--border"), width: 1 }, ticks: { stroke: color("--border") } };
     const size = () => ({ width: element.clientWidth, height: 200 });
@@ -127,6 +132,26 @@
     const chart = new uPlot({ ...size(), series, axes, legend: { show: false }, scales: { y: { range: (_, low, high) => [0, Math.max(high, 10)] } } }, [lagTimes, lagValues], element);
     new ResizeObserver(() => chart.setSize(size())).observe(element);
     return chart;
+  };
+  // The server knows the worst lag of all nodes in the last hour; it is shown until ticks fire.
+  const drawLag = (element) => {
+    if (lagTimes.length < 2) return;
+    lagChart = lagChart || makeLagChart(element);
+    lagChart.setData([lagTimes, lagValues]);
+  };
+  document.addEventListener("DOMContentLoaded", () => {
+    const element = document.querySelector("[data-lag-chart]");
+    if (!element || !window.uPlot) return;
+    for (const [at, lag] of JSON.parse(element.dataset.lagChart || "[]")) { lagTimes.push(at); lagValues.push(lag); }
+    drawLag(element);
+  });
+  // At most once per second: with hundreds of ticks per second, drawing each of them would keep the browser busy.
+  const showLag = (element) => {
+    drawTimer = null;
+    drawLag(element);
+    const note = document.querySelector("[data-lag-note]");
+    note.textContent = `${ticksSeen} ${ticksSeen === 1 ? "tick" : "ticks"} since this page was opened, the latest with ${Math.round(lagValues[lagValues.length - 1])} ms.`;
+    drawnAt = Date.now();
   };
   // The event of a tick that fired has the time for which it was scheduled and the time at which it fired.
   document.addEventListener("sse:tick", (event) => {
@@ -139,10 +164,7 @@
     lagTimes.push(at);
     lagValues.push(Math.max(0, Date.parse(tick.fired_at) - Date.parse(tick.scheduled_for)));
     if (lagTimes.length > MAX_POINTS) { lagTimes.shift(); lagValues.shift(); }
-    if (lagTimes.length < 2) return;
-    lagChart = lagChart || makeLagChart(element);
-    lagChart.setData([lagTimes, lagValues]);
-    const note = document.querySelector("[data-lag-note]");
-    note.textContent = `${lagTimes.length} ticks since this page was opened, the latest with ${Math.round(lagValues[lagValues.length - 1])} ms.`;
+    ticksSeen += 1;
+    if (!drawTimer) drawTimer = setTimeout(() => showLag(element), Math.max(0, drawnAt + 1000 - Date.now()));
   });
 })();
