@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from bench import (
+    auditing,
     burst,
     draining,
     edge,
@@ -20,6 +21,7 @@ from bench import (
     pickup,
     polls,
     registering,
+    retention,
     submitting,
     ticks,
     webhooks,
@@ -49,6 +51,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "edge": edge.run,
     "fairness": fairness.run,
     "webhooks": webhooks.run,
+    "retention": retention.run,
+    "auditing": auditing.run,
 }
 DATABASES: dict[str, Callable[[], BenchDatabase]] = {"postgres": PostgresDatabase, "sqlite": SqliteDatabase}
 NAMES = [*BENCHMARKS, "ticks"]

@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
 
 import asyncpg
 import pytest
 
+from everbeat.core.changes import ScheduleWrite
+from everbeat.core.retention import TenantPeriods
+from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskKey
 from everbeat.store.postgres.store import PostgresStore
 from tests.cluster.fleet import Site
 from tests.cluster.harness import running_cluster
-from tests.factories import make_task
+from tests.factories import make_schedule, make_task, skip
 from tests.support.postgres import PostgresServer, run_outside_loop
 
 HOWTO = Path(__file__).parents[2] / "docs/howto/postgresql.md"
@@ -86,6 +90,8 @@ def test_a_node_runs_with_the_privileges_that_the_howto_grants(private_postgres:
     run_outside_loop(submit_twice_with_one_key(runtime))
     # Not earlier: a node also prunes soon after its start, and would drop these months first.
     run_outside_loop(months(runtime))
+    run_outside_loop(archive(runtime))
+    run_outside_loop(prune_of_tenants(runtime))
     run_outside_loop(prune_audit_log(runtime))
     run_outside_loop(assert_refused(runtime))
 
@@ -116,6 +122,44 @@ async def months(url: str) -> None:
             assert await store.month_prune(before=datetime(2020, 2, 1, tzinfo=UTC), limit=10) == 1
         finally:
             await reader.close()
+    finally:
+        await store.close()
+
+
+async def archive(url: str) -> None:
+    """A month is set aside, read, and dropped."""
+    store = PostgresStore(url, listen=False)
+    try:
+        schedule = make_schedule()
+        writes = [ScheduleWrite(schedule, skips=(skip(LONG_AGO),))]
+        assert await store.schedule_write(DEFAULT_TENANT, writes, now=LONG_AGO)
+        segment = await store.archive_begin("ticks", "2020-01", uuid4())
+        assert segment is not None
+        assert await store.archive_count(segment) == 1
+        page = await store.archive_read(segment, position=None, limit=10)
+        assert page is not None
+        assert len(page.rows) == 1
+        assert await store.archive_finish(segment, rows=1, first_at=LONG_AGO, last_at=LONG_AGO, file_bytes=1)
+        while await store.archive_remove(segment, limit=10):
+            pass
+        assert len(await store.month_ensure([LONG_AGO])) == 1, "the month was not dropped"
+    finally:
+        await store.close()
+
+
+async def prune_of_tenants(url: str) -> None:
+    store = PostgresStore(url, listen=False)
+    try:
+        schedule = make_schedule("pruned")
+        assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(schedule, skips=(skip(LONG_AGO),))], now=LONG_AGO)
+        periods = {DEFAULT_TENANT: TenantPeriods(timedelta(days=1), timedelta(days=1))}
+        deleted, position = 0, None
+        while True:
+            step = await store.tenant_prune(periods, position=position, limit=1000, now=datetime(2021, 1, 1, tzinfo=UTC))
+            deleted, position = deleted + step.deleted, step.position
+            if position is None:
+                break
+        assert deleted == 1
     finally:
         await store.close()
 
