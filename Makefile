@@ -8,11 +8,17 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 UV_COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet
 # Three processes even on two cores, because many cluster tests mostly wait.
 PYTEST_WORKERS ?= 3
+# The length of `make chaos`, the database (postgres or sqlite), and how many runs, each with a seed of its own.
+CHAOS_SECONDS ?= 600
+CHAOS_STORE ?= postgres
+CHAOS_RUNS ?= 1
+# How long `make simulate` runs.
+SIMULATE_SECONDS ?= 600
 # The port of `make run`.
 PORT ?= 8080
 
 .DEFAULT_GOAL := help
-.PHONY: help install run tools services test chaos fuzz attack docs check fmt lint types imports bench site lock clean
+.PHONY: help install run tools services test chaos faults simulate fuzz attack docs check fmt lint types imports bench scale site lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -41,15 +47,24 @@ tools: ## Install pgbouncer and chromium, which some tests need (Debian, as root
 	@command -v chromium >/dev/null || \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core; }
 
-services: ## Install Redis and RabbitMQ, which some tests start on ports of their own (Debian, as root)
+services: ## Install Redis, RabbitMQ, Prometheus and Alertmanager, which some tests start on ports of their own (Debian, as root)
 	@{ command -v redis-server && ls /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server; } >/dev/null 2>&1 || \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends redis-server rabbitmq-server; }
+	@{ command -v promtool && command -v prometheus-alertmanager; } >/dev/null 2>&1 || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends prometheus prometheus-alertmanager; }
 
 test: install ## Run all tests (they start their own PostgreSQL)
 	@$(BIN)/pytest -n $(PYTEST_WORKERS)
 
-chaos: install ## Inject random faults into a cluster for CHAOS_SECONDS (180) and into 8 workers with 10,000 tasks
-	@$(BIN)/pytest -n 0 -s -m chaos tests/cluster tests/delivery
+chaos: install ## Run random faults on a cluster under load for CHAOS_SECONDS (600), and judge it from outside (CHAOS_SEED repeats a plan)
+	@$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) --store $(CHAOS_STORE) --runs $(CHAOS_RUNS) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
+
+faults: install ## Run the long forms of the cluster tests: scenarios of faults under load, leaks, brokers that are killed
+	@$(BIN)/pytest -n 0 -s -m chaos tests/cluster tests/delivery tests/services
+
+simulate: install ## Simulate clusters under faults for SIMULATE_SECONDS (600); SEED=… repeats a run, PLAN=… replays a plan
+	@$(BIN)/python -m tests.simulation --seconds $(SIMULATE_SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(PLAN),--plan $(PLAN)) \
+	  $(if $(MUTATION),--mutation $(MUTATION))
 
 fuzz: install ## Generate requests from the OpenAPI document, FUZZ_EXAMPLES (100) for each operation
 	@$(BIN)/pytest -n 0 -s -m fuzz tests/api/test_fuzz.py
@@ -89,6 +104,9 @@ fmt: install ## Format the code
 
 bench: install ## Compare Everbeat with the raw database (about an hour; python -m bench --quick is shorter)
 	@$(BIN)/python -m bench
+
+scale: install ## Measure 10 million schedules, 10,000 ticks a minute and a burst of 100,000 (over an hour, 40 GB; SCALE_ARGS for less)
+	@$(BIN)/python -m bench.scale $(SCALE_ARGS)
 
 lock: install ## Update requirements.lock, requirements-dev.lock and requirements-docs.lock
 	@$(PIP) uv
