@@ -30,6 +30,7 @@ from everbeat.services.events import Event, TicksRefused
 from everbeat.services.fair_dispatch import ClaimScope, EqualShares, FairDispatcher
 from everbeat.services.publisher import ChangePublisher
 from everbeat.services.ticker import TickerSettings
+from everbeat.services.tracing import ExportSpan
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.conversions import to_microseconds
@@ -297,6 +298,7 @@ class SteppedNode:
         name: str = "node",
         total_seconds: float = 7 * 86_400,
         random_fraction: Callable[[], float] = lambda: 0.5,
+        export_span: ExportSpan | None = None,
     ) -> None:
         self.store: Store = store
         self.now = now
@@ -311,6 +313,7 @@ class SteppedNode:
             emit=self.events.append,
             random_fraction=random_fraction,
             ticker_settings=settings or TickerSettings(),
+            export_span=export_span,
         )
         self.id = engine.ownership.node_id
         self.timelines, self.quotas, self.event_stream = engine.timelines, engine.quotas, engine.event_stream
