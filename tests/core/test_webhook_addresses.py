@@ -1,10 +1,18 @@
 from __future__ import annotations
 
 import ipaddress
+from urllib.parse import urlsplit
 
 import pytest
 
-from everbeat.core.webhook_addresses import PUBLIC_ONLY, WebhookRules, may_connect, parse_webhook_allow, url_message
+from everbeat.core.webhook_addresses import (
+    PUBLIC_ONLY,
+    UrlJudge,
+    WebhookRules,
+    may_connect,
+    parse_webhook_allow,
+    url_message,
+)
 
 LOOPBACK = parse_webhook_allow(["127.0.0.0/8", "::1", "localhost"])
 
@@ -162,3 +170,20 @@ def test_an_allowed_prefix_does_not_allow_a_private_address_inside_the_address()
 @pytest.mark.parametrize("text", ["1.1.1.1", "100.63.255.255", "100.128.0.0", "172.32.0.1", "223.255.255.255", "2a00::1"])
 def test_public_addresses_next_to_special_networks_may_be_connected_to(text: str) -> None:
     assert may_connect(ipaddress.ip_address(text))
+
+
+_PATHS = ("", "/", "/a?b=c", "?b", "#f", "/%2f@example.org:22", "/a b", "/\n", "/" + "x" * 3000)
+
+
+@pytest.mark.parametrize("rules", [PUBLIC_ONLY, LOOPBACK], ids=["public", "loopback"])
+@pytest.mark.parametrize(
+    "url", [*PRIVATE_URLS.values(), *INVALID_URLS.values(), "https://Example.org.:8443", "http://127.0.0.1"]
+)
+def test_the_judge_says_what_the_rules_say(url: str, rules: WebhookRules) -> None:
+    judge = UrlJudge(rules, max_kept=3)
+    for _ in range(2):
+        for path in _PATHS:
+            judged = judge.judge(url + path)
+            assert judged.message == url_message(url + path, rules), path
+            if judged.message is None:
+                assert judged.host == (urlsplit(url + path).hostname or "").rstrip(".")

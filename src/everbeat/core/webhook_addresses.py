@@ -19,6 +19,8 @@ from everbeat.core.addresses import Address, Network
 MAX_URL_CHARACTERS = 2048
 
 _CONTROL = re.compile(r"[\x00-\x20\x7f-\x9f\\]")
+# The part of a URL up to its path, query or fragment, as urlsplit reads it.
+_ORIGIN = re.compile(r"[^:/?#]+://[^/?#]*")
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})?(\.[a-z0-9_]([a-z0-9_-]{0,62})?)*")
 # What inet_aton and browsers read as a number: parts in decimal, octal or hexadecimal, in one to four parts.
 _NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+)){0,3}")
@@ -129,6 +131,36 @@ def url_message(url: str, rules: WebhookRules | None = None) -> str | None:
     if parts.username is not None or parts.password is not None or "@" in parts.netloc:
         return "must not contain a user name or password; use a header"
     return _host_message(parts, host, port, rules)
+
+
+class JudgedUrl(NamedTuple):
+    """What is wrong with a URL, or None, and its host name."""
+
+    message: str | None
+    host: str
+
+
+class UrlJudge:
+    """Judges URLs as `url_message` does. All that depends on the scheme, the host and the port is judged once per origin."""
+
+    def __init__(self, rules: WebhookRules, *, max_kept: int = 10_000) -> None:
+        self._rules = rules
+        self._max_kept = max_kept
+        self._origins: dict[str, JudgedUrl] = {}
+
+    def judge(self, url: str) -> JudgedUrl:
+        match = _ORIGIN.match(url)
+        if match is None or len(url) > MAX_URL_CHARACTERS or _CONTROL.search(url):
+            return JudgedUrl(url_message(url, self._rules), "")
+        origin = match[0]
+        judged = self._origins.get(origin)
+        if judged is None:
+            if len(self._origins) >= self._max_kept:
+                self._origins.clear()
+            message = url_message(origin, self._rules)
+            judged = JudgedUrl(message, "" if message else (urlsplit(origin).hostname or "").rstrip("."))
+            self._origins[origin] = judged
+        return judged
 
 
 def _host_message(parts: SplitResult, host: str, port: int | None, rules: WebhookRules | None) -> str | None:

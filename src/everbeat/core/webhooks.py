@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hashlib
 import hmac
 import re
@@ -89,6 +90,7 @@ def header_message(name: str, value: str) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=1024)
 def matches_status(statuses: str, status: int) -> bool:
     """Return whether a list such as "2xx,304" contains the status."""
     return any(one == str(status) or (one.endswith("xx") and one[0] == str(status)[0]) for one in statuses.split(","))

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -25,7 +24,7 @@ from yarl import URL
 
 from everbeat.core.deliveries import MAX_RESPONSE_BODY_BYTES, DeliveryResponse, DeliveryTask, message_headers
 from everbeat.core.targets import HttpTarget as HttpSpec
-from everbeat.core.webhook_addresses import WebhookRules, may_connect, url_message
+from everbeat.core.webhook_addresses import UrlJudge, WebhookRules, may_connect
 from everbeat.core.webhooks import matches_status, retry_after_seconds, signature_headers
 from everbeat.delivery.base import (
     Accepted,
@@ -47,6 +46,8 @@ _RESOLVE_SECONDS = 5.0
 _DNS_CACHE_SECONDS = 10
 _KEEPALIVE_SECONDS = 30.0
 _DEFAULT_HOLD_SECONDS = 1.0
+_HEADERS = {"user-agent": f"everbeat/{__version__}", "accept": "*/*", "accept-encoding": "identity"}
+_HEADERS_WITH_BODY = {**_HEADERS, "content-type": "application/json"}
 
 
 class AddressRefused(Exception):
@@ -98,6 +99,7 @@ class HttpDelivery(Target):
         self.max_concurrent = options.max_concurrent
         self.timeout_seconds = options.timeout_seconds
         self._options = options
+        self._judge = UrlJudge(options.rules)
         self._resolver = resolver or GuardedResolver(options.rules)
         self._tls = tls_context(options)
         self._session: aiohttp.ClientSession | None = None
@@ -108,10 +110,11 @@ class HttpDelivery(Target):
         endpoint = task.endpoint
         url = spec.url if endpoint is None else endpoint.url
         assert url is not None
-        if message := url_message(url, self._options.rules):
-            return Refused(f"the URL {message}", "address-not-allowed")
+        judged = self._judge.judge(url)
+        if judged.message:
+            return Refused(f"the URL {judged.message}", "address-not-allowed")
         parsed = URL(url)
-        if (parsed.host or "").rstrip(".") != (urlsplit(url).hostname or "").rstrip("."):
+        if (parsed.host or "").rstrip(".") != judged.host:
             return Refused("the URL is ambiguous: its host can be read in two ways", "address-not-allowed")
         started = time.perf_counter()
         try:
@@ -151,14 +154,13 @@ class HttpDelivery(Target):
 
     def _headers(self, task: DeliveryTask, spec: HttpSpec, body: bytes) -> dict[str, str]:
         endpoint = task.endpoint
-        given = {**(endpoint.headers if endpoint is not None else {}), **spec.headers}
-        headers = {"user-agent": f"everbeat/{__version__}", "accept": "*/*", "accept-encoding": "identity"}
-        if body:
-            headers["content-type"] = "application/json"
-        headers |= {name.lower(): value for name, value in given.items()}
-        headers |= message_headers(task)
+        headers = {**_HEADERS_WITH_BODY} if body else {**_HEADERS}
+        for given in (endpoint.headers if endpoint is not None else {}, spec.headers):
+            for name, value in given.items():
+                headers[name.lower()] = value
+        headers.update(message_headers(task))
         sent_at = int(self._options.now())
-        headers |= signature_headers(task.message_id, sent_at, body, endpoint.secrets if endpoint is not None else ())
+        headers.update(signature_headers(task.message_id, sent_at, body, endpoint.secrets if endpoint is not None else ()))
         if spec.mode == "callback" and task.callback_url is not None and task.callback_token is not None:
             headers |= {"everbeat-callback-url": task.callback_url, "everbeat-callback-token": task.callback_token}
         return headers
