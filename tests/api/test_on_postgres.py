@@ -92,3 +92,9 @@ async def test_calendars_are_stored(client: httpx.AsyncClient) -> None:
     assert created.status_code == 201
     assert (await client.get("/v1/calendars/days-off")).json() == created.json()
     assert (await client.delete("/v1/calendars/days-off")).status_code == 204
+
+
+@pytest.mark.parametrize("kind", ["alerts", "calendars", "checks", "endpoints", "schedules"])
+async def test_a_name_with_a_nul_character_is_not_found(client: httpx.AsyncClient, kind: str) -> None:
+    for method in ("GET", "DELETE"):
+        problem_of(await client.request(method, f"/v1/{kind}/%00"), 404)

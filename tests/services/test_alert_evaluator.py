@@ -530,6 +530,52 @@ async def test_incidents_of_removed_and_disabled_rules_and_schedules_end_in_sile
     assert await node.events_sent() == ["opened", "opened"]
 
 
+async def test_a_slow_task_of_a_removed_schedule_is_one_incident_until_it_ends(node: AlertingNode) -> None:
+    await node.put("job", **EVERY_MINUTE)
+    await node.rule(when={"kind": "slow", "seconds": 20})
+    await node.step(NOW + minutes(1))
+    worker = Worker(node)
+    task = await worker.claim_one(lease_seconds=3600)
+    node.move_to(NOW + minutes(1) + seconds(21))
+    await opened(node, "job")
+    await node.schedules.delete(DEFAULT_TENANT, "job", now=node.now)
+    for _ in range(3):
+        node.move_to(node.now + seconds(5))
+        await opened(node, "work in queue default")
+    await worker.complete(task)
+    await node.evaluate()
+    await opened(node)
+    assert await node.events_sent() == ["opened", "opened", "resolved"]
+
+
+async def test_a_dead_letter_of_a_removed_schedule_is_reported(node: AlertingNode) -> None:
+    await node.put("job", **EVERY_MINUTE)
+    await node.rule(when={"kind": "dead"})
+    await node.step(NOW + minutes(1))
+    await node.schedules.delete(DEFAULT_TENANT, "job", now=node.now)
+    await node.run_task(fails=True)
+    await opened(node, "work in queue default")
+    await opened(node, "work in queue default")
+    await node.submit()
+    await node.run_task(takes=5)
+    await opened(node)
+
+
+async def test_a_rule_that_gets_another_kind_opens_another_incident_for_the_same_subject(node: AlertingNode) -> None:
+    await node.put("job", **EVERY_MINUTE)
+    await node.rule(when={"kind": "slow", "seconds": 20})
+    await node.step(NOW + minutes(1))
+    worker = Worker(node)
+    task = await worker.claim_one(lease_seconds=3600)
+    node.move_to(NOW + minutes(1) + seconds(21))
+    (first,) = await opened(node, "job")
+    await node.rule(when={"kind": "dead"})
+    await worker.fail(task, "it broke", retryable=False)
+    (second,) = await opened(node, "job")
+    assert first.id != second.id
+    assert {one.resolution for one in await node.incidents()} == {None, IncidentResolution.REMOVED}
+
+
 async def test_an_incident_without_news_for_a_week_ends(node: AlertingNode) -> None:
     await node.rule(when={"kind": "dead"})
     await fail_task(node)

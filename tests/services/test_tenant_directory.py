@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -65,6 +67,31 @@ async def test_it_is_refreshed_after_a_notice_or_after_refresh_seconds(store: St
     clock.now += 5
     await directory.refresh()
     assert directory.name_of(second.id) == "second"
+
+
+async def test_a_refresh_waits_for_the_read_that_a_change_has_started(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = TenantDirectory(store)
+    await directory.refresh()
+    first = tenant("first")
+    await write(store, first)
+    reading, may_end, read = asyncio.Event(), asyncio.Event(), store.pause_list
+
+    async def slow_read(*args: Any, **more: Any) -> Any:
+        reading.set()
+        await may_end.wait()
+        return await read(*args, **more)
+
+    monkeypatch.setattr(store, "pause_list", slow_read)
+    store.publish(Notice.TENANTS)
+    loop = asyncio.create_task(directory.run_once())
+    await reading.wait()
+    claim = asyncio.create_task(directory.refresh())
+    await asyncio.sleep(0)
+    assert not claim.done()
+    may_end.set()
+    await claim
+    assert directory.name_of(first.id) == "first"
+    await loop
 
 
 async def test_it_counts_the_live_nodes_with_the_api_role(store: Store) -> None:

@@ -104,6 +104,8 @@ class Router:
         route = methods.get(request.method)
         if route is None:
             return self._without_route(request, methods)
+        if request.method != "PUT" and "\0" in request.path:  # no name has one, and PostgreSQL refuses to look for it
+            raise HttpProblem(NOT_FOUND, "There is nothing with this name.")
         check_scope(request.caller, route.operation)
         return await route.handle(request)
 

@@ -7,7 +7,7 @@ pass depends on what has happened and on the open incidents, not on the number o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -95,7 +95,8 @@ class AlertJudge:
 
     async def _dead(self, task: RuleTask) -> Judged:
         signals = [one for one in self._facts.signals(SignalKind.FAILED) if one.reason == TaskState.DEAD]
-        by_subject = _by_subject(task.rule, signals)
+        existing = await self._facts.schedules(one.schedule_id for one in signals)
+        by_subject = _by_subject(task.rule, signals, existing)
         newest = {subject.key: ones[-1] for subject, ones in by_subject.items()}
         errors = await self._facts.dead_errors([one.task_id for one in newest.values() if one.task_id is not None])
         findings = []
@@ -133,15 +134,15 @@ class AlertJudge:
         ended = [one for one in facts.signals(SignalKind.SLOW) if _matches_signal(task.rule, one)]
         of_incidents = [one.schedule_id for one in task.incidents]
         ids = {one for one in (*(r.schedule_id for r in running), *(e.schedule_id for e in ended), *of_incidents) if one}
-        runs = await facts.runs(ids, USUAL_RUNS + 1)
+        runs, existing = await facts.runs(ids, USUAL_RUNS + 1), await facts.schedules(ids)
         findings: list[Finding] = []
         for run in running:
             seconds = (facts.moment - run.started_at).total_seconds()
-            subject = _task_subject(run.schedule_id, run.schedule, run.queue, run.type, run.id)
+            subject = _task_subject(run.schedule_id, run.queue, run.type, run.id, existing)
             findings += _slow_finding(when, subject, seconds, run.started_at, runs.get(run.schedule_id or run.id, ()), True)
         for signal in ended:
             seconds = signal.seconds or 0.0
-            subject = _task_subject(signal.schedule_id, signal.schedule_name, signal.queue, signal.type, signal.task_id)
+            subject = _task_subject(signal.schedule_id, signal.queue, signal.type, signal.task_id, existing)
             began_at = signal.at - timedelta(seconds=seconds)
             known = runs.get(signal.schedule_id, ()) if signal.schedule_id is not None else ()
             findings += _slow_finding(when, subject, seconds, began_at, known, False)
@@ -337,19 +338,22 @@ def _matches_schedule(rule: AlertRule, schedule: Schedule) -> bool:
 
 
 def _task_subject(
-    schedule_id: UUID | None, schedule: str | None, queue: str | None, type_: str | None, task_id: UUID | None
+    schedule_id: UUID | None, queue: str | None, type_: str | None, task_id: UUID | None, existing: Mapping[UUID, Schedule]
 ) -> Subject:
-    if schedule_id is not None:
-        return schedule_subject(schedule_id, schedule or str(schedule_id), task_id)
+    """Return what an incident of a task is about: its schedule, as long as that exists, or its type."""
+    if schedule_id is not None and schedule_id in existing:
+        return schedule_subject(schedule_id, existing[schedule_id].spec.name, task_id)
     return type_subject(queue or "", type_ or "", task_id)
 
 
-def _by_subject(rule: AlertRule, signals: Sequence[AlertSignal]) -> dict[Subject, list[AlertSignal]]:
+def _by_subject(
+    rule: AlertRule, signals: Sequence[AlertSignal], existing: Mapping[UUID, Schedule]
+) -> dict[Subject, list[AlertSignal]]:
     """Return the signals that the rule matches by subject, oldest first."""
     found: dict[Subject, list[AlertSignal]] = {}
     for one in sorted(signals, key=lambda signal: signal.at):
         if _matches_signal(rule, one):
-            found.setdefault(_task_subject(one.schedule_id, one.schedule_name, one.queue, one.type, None), []).append(one)
+            found.setdefault(_task_subject(one.schedule_id, one.queue, one.type, None, existing), []).append(one)
     return found
 
 

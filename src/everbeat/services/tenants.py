@@ -57,6 +57,7 @@ class TenantDirectory:
         self.with_max_ready: frozenset[UUID] = frozenset()
         self._read_at = float("-inf")
         self._has_changed = True
+        self._reads_change = False
         self._read_lock = asyncio.Lock()
         self._woken = asyncio.Event()
         store.subscribe(self._on_notice)
@@ -114,8 +115,8 @@ class TenantDirectory:
     # Reading
 
     async def refresh(self, *, now: datetime | None = None) -> None:
-        """Read the directory again if it is stale."""
-        if not self.is_stale:
+        """Read the directory again if it is stale. If a read after a change has begun, wait for it."""
+        if not self.is_stale and not self._reads_change:
             return
         async with self._read_lock:
             if self.is_stale:
@@ -141,6 +142,7 @@ class TenantDirectory:
         """Do nothing: nothing runs in the background."""
 
     async def _read(self, now: datetime | None) -> None:
+        self._reads_change = self._has_changed
         self._has_changed = False  # reset first, so that a change during the read causes another read
         try:
             tenants: dict[UUID, Tenant] = {}
@@ -156,6 +158,8 @@ class TenantDirectory:
         except BaseException:
             self._has_changed = True
             raise
+        finally:
+            self._reads_change = False
         alive = [node for node in nodes if (moment - node.seen_at).total_seconds() < node.lease_seconds]
         self._tenants, self._pauses, self._moment = tenants, pauses, moment
         self._limited = frozenset(id_ for id_, one in tenants.items() if one.quotas.max_running is not None)

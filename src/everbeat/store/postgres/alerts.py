@@ -42,9 +42,10 @@ class PostgresAlerts(AlertVerbs, PostgresTasks):
                 if evaluation.signal_ids:
                     ids = list(evaluation.signal_ids)
                     await execute_on(connection, queries["alert_apply_signals"], tenant_id=tenant_id, ids=ids)
+                # First the incidents that end: one that opens may have the same rule and subject.
                 for block, incidents in (
-                    ("alert_apply_opened", evaluation.opened),
                     ("alert_apply_changed", evaluation.changed),
+                    ("alert_apply_opened", evaluation.opened),
                 ):
                     if incidents:
                         text = _records(incidents)

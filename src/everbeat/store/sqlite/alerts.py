@@ -39,10 +39,11 @@ class SqliteAlerts(AlertVerbs, SqliteTasks):
                 return False
             ids = hex_text(evaluation.signal_ids)
             session.change(self._blocks["alert_apply_signals"], {"tenant_id": tenant_id, "ids": ids})
-            opened = [msgspec.structs.asdict(one) for one in evaluation.opened]
-            session.change_many(self._blocks["alert_apply_opened"], opened)
+            # First the incidents that end: one that opens may have the same rule and subject.
             changed = [msgspec.structs.asdict(one) for one in evaluation.changed]
             session.change_many(self._blocks["alert_apply_changed"], changed)
+            opened = [msgspec.structs.asdict(one) for one in evaluation.opened]
+            session.change_many(self._blocks["alert_apply_opened"], opened)
             self._insert(session, evaluation.tasks, to_microseconds(self._moment(now)))
             return True
 
