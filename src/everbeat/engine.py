@@ -50,6 +50,7 @@ from everbeat.services.keys import KeyService
 from everbeat.services.lag_history import LagHistory
 from everbeat.services.leases import LeaseService
 from everbeat.services.ledger import LedgerService
+from everbeat.services.live_updates import LiveUpdates
 from everbeat.services.long_polls import LongPolls
 from everbeat.services.loops import Loop
 from everbeat.services.maintenance.archiver import Archive, Archiver
@@ -117,6 +118,7 @@ class Engine:
         )
         self.timelines = TimelineCache()
         self.event_stream = EventStream(store)
+        self.live_updates = LiveUpdates(self.event_stream)
         self.tracer = None if export_span is None else TaskTracer(export_span, ratio=settings.trace_ratio)
         self.publisher = ChangePublisher(store, emit=emit, event_stream=self.event_stream, tracer=self.tracer)
         self.directory = TenantDirectory(store)

@@ -194,6 +194,35 @@ def test_a_schedule_is_created_fires_live_and_is_explained(screen: Screen) -> No
     expect(page.get_by_role("switch", name="browser-made is on")).to_have_attribute("aria-checked", "false")
 
 
+def set_hidden(page: Page, hidden: bool) -> None:
+    """Headless pages are always visible, so the property is replaced."""
+    page.evaluate(
+        "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+        " document.dispatchEvent(new Event('visibilitychange')); }",
+        hidden,
+    )
+
+
+def test_a_hidden_page_loads_nothing_and_catches_up_when_it_is_visible_again(
+    screen: Screen, server: Server, chromium: Browser
+) -> None:
+    page = screen.page
+    page.goto("/tasks?queue=hidden-page")
+    expect(page.get_by_role("heading", name="No task matches these filters")).to_be_visible()
+    set_hidden(page, hidden=True)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    other = Screen(chromium, server)
+    other.log_in(server.key)
+    other.page.goto("/tasks?queue=hidden-page")
+    post(server, "/v1/tasks", {"type": "seen-later", "queue": "hidden-page"})
+    expect(other.page.locator("#live")).to_contain_text("seen-later")  # the visible page was refreshed
+    other.context.close()
+    assert (other.problems, requests) == ([], [])
+    set_hidden(page, hidden=False)
+    expect(page.locator("#live")).to_contain_text("seen-later")
+
+
 def test_a_check_is_created_and_its_pings_appear_live(screen: Screen) -> None:
     page = screen.page
     page.goto("/checks")

@@ -95,15 +95,16 @@ async def test_login_and_logout_are_in_the_audit_log(locked: httpx.AsyncClient, 
     assert [(one.action, one.actor) for one in entries][:2] == [("session.end", "somebody"), ("session.create", "somebody")]
 
 
-async def test_the_event_stream_accepts_the_session_but_other_routes_of_the_api_do_not(
+async def test_the_stream_of_the_pages_accepts_the_session_but_the_routes_of_the_api_do_not(
     locked: httpx.AsyncClient, store: Store
 ) -> None:
+    assert (await locked.head("/live?on=tick")).headers["location"].startswith("/login")
     _, text = await new_key(store)
     await log_in(locked, text)
     assert (await locked.get("/v1/schedules")).status_code == 401
-    assert (await locked.post("/v1/events")).status_code == 401
-    # A wrong parameter ends the request before the endless stream begins: it was authenticated.
-    assert (await locked.get("/v1/events?types=nothing")).status_code == 422
+    assert (await locked.get("/v1/events?types=tick")).status_code == 401
+    # HEAD, because the stream has no end.
+    assert (await locked.head("/live?on=tick")).headers["content-type"].startswith("text/event-stream")
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from everbeat.services.keys import KeyService
 from everbeat.services.lag_history import LagHistory
 from everbeat.services.leases import LeaseService
 from everbeat.services.ledger import LedgerService
+from everbeat.services.live_updates import LiveUpdates
 from everbeat.services.pauses import PauseService
 from everbeat.services.pings import PingService
 from everbeat.services.schedules import ScheduleService
@@ -63,6 +64,7 @@ class ApiContext(NamedTuple):
     tasks: TaskService
     leases: LeaseService
     event_stream: EventStream
+    live_updates: LiveUpdates
     dead_letters: DeadLetterService
     backfill: BackfillService
     ledger: LedgerService
@@ -120,6 +122,7 @@ class ApiContext(NamedTuple):
             tasks=engine.tasks,
             leases=engine.leases,
             event_stream=engine.event_stream,
+            live_updates=engine.live_updates,
             dead_letters=engine.dead_letters,
             backfill=engine.backfill,
             ledger=engine.ledger,

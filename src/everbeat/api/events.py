@@ -24,7 +24,6 @@ from everbeat.services.event_stream import PUBLISHED_KINDS, EventKind, EventStre
 MEDIA_TYPE = "text/event-stream"
 KEEP_ALIVE_SECONDS = 15.0
 
-_encode = msgspec.json.Encoder().encode
 _HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no"))
 _EXAMPLE = (
     "id: 01a1e231-932d-71cb-8dab-e37075a3e37c\n"
@@ -77,7 +76,7 @@ async def _stream(request: ApiRequest, kinds: frozenset[EventKind]) -> AsyncIter
     try:
         with request.open_session() as session:
             session.ended.add_done_callback(lambda _: subscription.close())
-            yield _encoded(_hello_event(event_stream))
+            yield _hello_event(event_stream).block
             async for block in _blocks(subscription):
                 yield block
     finally:
@@ -88,7 +87,7 @@ async def _blocks(subscription: EventSubscription) -> AsyncIterator[bytes]:
     while True:
         found = await subscription.take(KEEP_ALIVE_SECONDS)
         if found:
-            yield b"".join(_encoded(event) for event in found)
+            yield b"".join([event.block for event in found])
         elif subscription.is_closed:
             return
         else:
@@ -98,10 +97,6 @@ async def _blocks(subscription: EventSubscription) -> AsyncIterator[bytes]:
 def _hello_event(event_stream: EventStream) -> StreamEvent:
     data: dict[str, Any] = {"hears": "cluster" if event_stream.receives_other_nodes else "node", "replays": False}
     return StreamEvent(uuid_utils.compat.uuid7(), EventKind.HELLO, None, data)
-
-
-def _encoded(event: StreamEvent) -> bytes:
-    return b"id: %b\nevent: %b\ndata: %b\n\n" % (str(event.id).encode(), event.kind.encode(), _encode(event.data))
 
 
 ROUTES = [events]

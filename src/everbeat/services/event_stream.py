@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
@@ -59,13 +59,39 @@ class EventKind(StrEnum):
 PUBLISHED_KINDS = frozenset({EventKind.TICK, EventKind.TASK, EventKind.CLUSTER, EventKind.CHECK, EventKind.INCIDENT})
 
 
-class StreamEvent(NamedTuple):
+class StreamEvent:
     """A change. `tenant_id` None: it is reported to all tenants."""
 
-    id: UUID
-    kind: EventKind
-    tenant_id: UUID | None
-    data: dict[str, Any]
+    __slots__ = ("_block", "data", "id", "kind", "tenant_id")
+
+    def __init__(self, id_: UUID, kind: EventKind, tenant_id: UUID | None, data: dict[str, Any]) -> None:
+        self.id = id_
+        self.kind = kind
+        self.tenant_id = tenant_id
+        self.data = data
+        self._block: bytes | None = None
+
+    @property
+    def block(self) -> bytes:
+        """The server-sent event. It is encoded once, for all streams that send it."""
+        if self._block is None:
+            self._block = b"id: %b\nevent: %b\ndata: %b\n\n" % (str(self.id).encode(), self.kind.encode(), _encode(self.data))
+        return self._block
+
+
+class Subscriber(Protocol):
+    """Receives the events of one tenant."""
+
+    tenant_id: UUID
+
+    def offer(self, event: StreamEvent) -> None:
+        """Receive an event, perhaps of another tenant."""
+
+    def add_lost(self, count: int) -> None:
+        """Count events of the tenant that were lost before they reached this node."""
+
+    def close(self) -> None:
+        """End, because the server is shutting down."""
 
 
 class _MessageEvent(msgspec.Struct, array_like=True):
@@ -111,7 +137,6 @@ class EventSubscription:
         self._woken.set()
 
     def add_lost(self, count: int) -> None:
-        """Count events that were lost before they reached this node."""
         if self._lost or len(self._queue) >= self._size:
             self._lost += count
         else:
@@ -146,7 +171,7 @@ class EventStream:
         self._monotonic = monotonic
         self._size = size
         self._id = uuid_utils.compat.uuid7()
-        self._subscriptions: dict[EventSubscription, None] = {}
+        self._subscriptions: dict[Subscriber, None] = {}
         self._count_by_tenant: Counter[UUID] = Counter()
         self._remote_interest_until = float("-inf")
         self._remote_interest: dict[UUID | None, float] = {}
@@ -176,14 +201,18 @@ class EventStream:
 
     def subscribe(self, tenant_id: UUID, kinds: Iterable[EventKind] = PUBLISHED_KINDS) -> EventSubscription:
         subscription = EventSubscription(tenant_id, frozenset(kinds), self._size)
-        self._subscriptions[subscription] = None
-        self._count_by_tenant[tenant_id] += 1
-        if self._is_closed:
-            subscription.close()
-        self.on_change()
+        self.add(subscription)
         return subscription
 
-    def unsubscribe(self, subscription: EventSubscription) -> None:
+    def add(self, subscriber: Subscriber) -> None:
+        """Send the events from now on to this subscriber too."""
+        self._subscriptions[subscriber] = None
+        self._count_by_tenant[subscriber.tenant_id] += 1
+        if self._is_closed:
+            subscriber.close()
+        self.on_change()
+
+    def unsubscribe(self, subscription: Subscriber) -> None:
         subscription.close()
         if self._subscriptions.pop(subscription, subscription) is None:
             self._count_by_tenant[subscription.tenant_id] -= 1
@@ -191,7 +220,7 @@ class EventStream:
     def close(self) -> None:
         """End all streams, because the server is shutting down."""
         self._is_closed = True
-        for subscription in self._subscriptions:
+        for subscription in list(self._subscriptions):
             subscription.close()
 
     # Publishing
@@ -202,7 +231,7 @@ class EventStream:
         if local_only or not self._is_wanted_elsewhere(tenant_id):
             return
         if len(self._outbox) < _OUTBOX_SIZE:
-            self._outbox.append(_MessageEvent(*event))
+            self._outbox.append(_MessageEvent(event.id, kind, tenant_id, data))
         elif tenant_id is not None:
             self._lost[tenant_id] += 1
         self.on_change()

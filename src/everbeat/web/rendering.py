@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 import jinja2
@@ -33,6 +36,8 @@ _HEADERS = (
 )
 THEMES = ("auto", "light", "dark")
 
+T = TypeVar("T")
+
 
 @cache
 def environment() -> jinja2.Environment:
@@ -49,21 +54,37 @@ def environment() -> jinja2.Environment:
     return env
 
 
-def page(request: ApiRequest, template: str, /, status: int = 200, **values: Any) -> Response:
-    """Render a template as a whole page."""
+# One thread: pages are rendered beside the event loop, because a tick must not wait for a page, and one after the other.
+_THREAD = ThreadPoolExecutor(1, "everbeat-pages")
+
+
+async def rendered(work: Callable[[], T]) -> T:
+    """Run a part of the rendering, such as a chart, beside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
+
+
+async def page(request: ApiRequest, template: str, /, status: int = 200, **values: Any) -> Response:
+    """Render a template as a whole page, or as the part of it that htmx asked for, beside the event loop."""
+    return await rendered(partial(page_now, request, template, status, **values))
+
+
+def page_now(request: ApiRequest, template: str, /, status: int = 200, **values: Any) -> Response:
+    """Render a template at once. For short pages, and where nothing can be awaited."""
     access = request.context.access
+    is_part = is_partial(request)
     # A refresh of a part of the page before must not take the message of the next page.
-    message = None if is_partial(request) else cookie(request, MESSAGE_COOKIE)
+    message = None if is_part else cookie(request, MESSAGE_COOKIE)
     theme = cookie(request, THEME_COOKIE)
     body = (
         environment()
         .get_template(template)
         .render(
+            layout="part.html" if is_part else "base.html",
             path=request.path,
             query=request.scope["query_string"].decode("latin-1"),
             caller=request.caller,
             has_sessions=access is not None and access.is_required,
-            is_partial=is_partial(request),
+            is_partial=is_part,
             token=csrf_token(request),
             token_field=TOKEN_FIELD,
             theme=theme if theme in THEMES else "auto",
@@ -81,6 +102,11 @@ def page(request: ApiRequest, template: str, /, status: int = 200, **values: Any
 def is_partial(request: ApiRequest) -> bool:
     """Whether htmx asked for a part of a page. A boosted link asks for a whole page."""
     return request.header(b"hx-request") == "true" and request.header(b"hx-boosted") is None
+
+
+def is_refresh(request: ApiRequest) -> bool:
+    """Whether an open page asks for its list again."""
+    return is_partial(request) and request.header(b"hx-target") == "live"
 
 
 def redirect(to: str, message: str | None = None, *, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Response:

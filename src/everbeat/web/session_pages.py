@@ -21,7 +21,7 @@ _ANY_KEY = _OPEN._replace(for_any_key=True)
 
 @get("/login", _OPEN)
 async def show_login(request: ApiRequest) -> Response:
-    return page(request, "login.html", next=_next(request), error=None)
+    return await page(request, "login.html", next=_next(request), error=None)
 
 
 @post("/login", _OPEN)
@@ -37,7 +37,7 @@ async def log_in(request: ApiRequest) -> Response:
             caller.with_request(request.request_id, client_address(request)), seconds=SESSION_SECONDS
         )
     except (Unauthenticated, TooManyRequests) as error:
-        return page(request, "login.html", 429 if isinstance(error, TooManyRequests) else 401, next=to, error=str(error))
+        return await page(request, "login.html", 429 if isinstance(error, TooManyRequests) else 401, next=to, error=str(error))
     is_secure = request.scope["scheme"] == "https"
     return redirect(to, headers=(set_cookie(COOKIE, session.text, max_age=SESSION_SECONDS, is_secure=is_secure),))
 

@@ -10,14 +10,14 @@ from everbeat.api.operations import Operation
 from everbeat.api.problems import UNAUTHENTICATED, ProblemKind
 from everbeat.api.routing import Route, Router
 from everbeat.core.errors import EverbeatError, InvalidInput
-from everbeat.web import session_pages
+from everbeat.web import live, session_pages
 from everbeat.web.forms import COOKIE, cookie
 from everbeat.web.pages import PAGE_ROUTES
-from everbeat.web.rendering import is_partial, page, redirect, set_cookie
+from everbeat.web.rendering import is_partial, page_now, redirect, set_cookie
+from everbeat.web.shared_parts import SharedParts
 from everbeat.web.static_files import serve_static, static_urls
 
 _STATIC = Operation(id="web", tag="Dashboard", summary="A static file", responses={}, scope=None)
-_EVENTS = "/v1/events"
 
 
 class Site:
@@ -25,8 +25,8 @@ class Site:
 
     def __init__(self) -> None:
         static = [Route("GET", url, _STATIC, serve_static) for url in sorted(static_urls())]
-        routes = (*session_pages.ROUTES, *static, *PAGE_ROUTES)
-        self._router = Router(routes)
+        routes = (*session_pages.ROUTES, *static, *live.ROUTES, *PAGE_ROUTES)
+        self._parts = SharedParts(Router(routes).handle)
         self._sections = frozenset(route.path.split("/")[1] for route in routes) - {""}
         self.open_paths = frozenset({"/login", *static_urls()})
 
@@ -37,22 +37,21 @@ class Site:
         return request.path.split("/", 2)[1] in self._sections
 
     def credentials(self, request: ApiRequest) -> Sequence[bytes]:
-        """The session cookie as an Authorization header. It is valid for pages and for reading the event stream."""
-        is_stream = request.path == _EVENTS and request.method == "GET"
-        if not is_stream and not self.serves(request):
+        """The session cookie as an Authorization header. It is valid for pages only, among them `/live`."""
+        if not self.serves(request):
             return ()
         value = cookie(request, COOKIE)
         return () if not value else (b"Bearer " + value.encode("latin-1"),)
 
     async def handle(self, request: ApiRequest) -> AnyResponse:
-        return await self._router.handle(request)
+        return await self._parts.serve(request)
 
     def error_response(self, request: ApiRequest, kind: ProblemKind, error: Exception) -> Response:
         if kind is UNAUTHENTICATED:
             return _to_login(request)
         detail = str(error) if isinstance(error, EverbeatError) else "The error was logged. Report the request id."
         fields = error.errors if isinstance(error, InvalidInput) else ()
-        return page(
+        return page_now(
             request, "error.html", kind.status, title=kind.title, detail=detail, fields=fields, request_id=request.request_id
         )
 

@@ -25,39 +25,27 @@ class StripCell(NamedTuple):
 def tick_strip(cells: Sequence[StripCell], label: str) -> Markup:
     """A row of ticks. Each cell is a link with a text label, so that it can be used by keyboard and read aloud."""
     width = max(1, len(cells) * (_CELL_WIDTH + _CELL_GAP))
-    parts = [
-        Markup('<svg class="strip" width="{0}" height="{1}" viewBox="0 0 {0} {1}" role="group" aria-label="{2}">').format(
-            width, _STRIP_HEIGHT, label
-        )
-    ]
+    size = f'width="{width}" height="{_STRIP_HEIGHT}" viewBox="0 0 {width} {_STRIP_HEIGHT}"'
+    parts = [f'<svg class="strip" {size} role="group" aria-label="{escape(label)}">']
     for index, cell in enumerate(cells):
-        left = index * (_CELL_WIDTH + _CELL_GAP)
-        parts.append(Markup('<a href="{}" aria-label="{}"><title>{}</title>').format(cell.href, cell.label, cell.label))
+        left, text = index * (_CELL_WIDTH + _CELL_GAP), escape(cell.label)
         parts.append(
-            Markup('<rect class="tick tick-{}" x="{}" y="1" width="{}" height="{}" rx="2"/></a>').format(
-                cell.outcome, left, _CELL_WIDTH, _STRIP_HEIGHT - 2
-            )
+            f'<a href="{escape(cell.href)}" aria-label="{text}"><title>{text}</title><rect class="tick tick-{cell.outcome}" '
+            f'x="{left}" y="1" width="{_CELL_WIDTH}" height="{_STRIP_HEIGHT - 2}" rx="2"/></a>'
         )
-    return Markup("").join([*parts, Markup("</svg>")])
+    return Markup("".join([*parts, "</svg>"]))
 
 
 def sparkline(values: Sequence[float | None], classes: Sequence[str], label: str, *, height: int = 20) -> Markup:
     """Bars for the last values, such as durations. A missing value is a short bar."""
     highest = max((value for value in values if value is not None), default=0) or 1
     width = max(1, len(values) * 6)
-    parts = [
-        Markup('<svg class="sparkline" width="{0}" height="{1}" viewBox="0 0 {0} {1}" role="img" aria-label="{2}">').format(
-            width, height, label
-        )
-    ]
+    box = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    parts = [f'<svg class="sparkline" {box} role="img" aria-label="{escape(label)}">']
     for index, (value, class_) in enumerate(zip(values, classes, strict=True)):
         size = 2 if value is None else max(2, round(value / highest * (height - 2)))
-        parts.append(
-            Markup('<rect class="bar bar-{}" x="{}" y="{}" width="4" height="{}" rx="1"/>').format(
-                class_, index * 6, height - size, size
-            )
-        )
-    return Markup("").join([*parts, Markup("</svg>")])
+        parts.append(f'<rect class="bar bar-{class_}" x="{index * 6}" y="{height - size}" width="4" height="{size}" rx="1"/>')
+    return Markup("".join([*parts, "</svg>"]))
 
 
 def heat_map(rows: Sequence[tuple[str, Sequence[int]]], titles: Sequence[Sequence[str]], label: str) -> Markup:
@@ -66,22 +54,19 @@ def heat_map(rows: Sequence[tuple[str, Sequence[int]]], titles: Sequence[Sequenc
     columns = max((len(values) for _, values in rows), default=0)
     cell, left, gap = 11, 44, 1
     width, height = left + columns * (cell + gap), len(rows) * (cell + gap)
-    parts = [
-        Markup('<svg class="heatmap" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="img" aria-label="{2}">').format(
-            width, height, label
-        )
-    ]
+    box = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    parts = [f'<svg class="heatmap" {box} role="img" aria-label="{escape(label)}">']
     for y, (name, values) in enumerate(rows):
         top = y * (cell + gap)
-        parts.append(Markup('<text class="heat-label" x="0" y="{}">{}</text>').format(top + cell - 2, escape(name)))
-        empty = '<rect class="heat-0" x="{}" y="{}" width="{}" height="{}"/>'
-        parts.append(Markup(empty).format(left, top, len(values) * (cell + gap) - gap, cell))
+        parts.append(f'<text class="heat-label" x="0" y="{top + cell - 2}">{escape(name)}</text>')
+        parts.append(f'<rect class="heat-0" x="{left}" y="{top}" width="{len(values) * (cell + gap) - gap}" height="{cell}"/>')
         for x, value in enumerate(values):
             if value <= 0:
                 continue
-            rect = '<rect class="heat-{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'
-            parts.append(Markup(rect).format(_level(value, highest), left + x * (cell + gap), top, cell, cell, titles[y][x]))
-    return Markup("").join([*parts, Markup("</svg>")])
+            box = f'x="{left + x * (cell + gap)}" y="{top}" width="{cell}" height="{cell}"'
+            title = escape(titles[y][x])
+            parts.append(f'<rect class="heat-{_level(value, highest)}" {box}><title>{title}</title></rect>')
+    return Markup("".join([*parts, "</svg>"]))
 
 
 def _level(value: int, highest: int) -> int:
@@ -102,12 +87,12 @@ def partition_map(cells: Sequence[PartitionCell], label: str) -> Markup:
     columns, size, gap = 32, 16, 3
     rows = -(-len(cells) // columns)
     width, height = columns * (size + gap), rows * (size + gap)
-    parts = [Markup('<svg class="partitions" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(width, height, label)]
+    parts = [f'<svg class="partitions" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">']
     for index, cell in enumerate(cells):
         x, y = index % columns * (size + gap), index // columns * (size + gap)
-        rect = '<rect class="{}" x="{}" y="{}" width="{}" height="{}" rx="3"><title>{}</title></rect>'
-        parts.append(Markup(rect).format(cell.class_, x, y, size, size, cell.label))
-    return Markup("").join([*parts, Markup("</svg>")])
+        box = f'x="{x}" y="{y}" width="{size}" height="{size}"'
+        parts.append(f'<rect class="{cell.class_}" {box} rx="3"><title>{escape(cell.label)}</title></rect>')
+    return Markup("".join([*parts, "</svg>"]))
 
 
 class GanttBar(NamedTuple):
@@ -123,25 +108,25 @@ class GanttBar(NamedTuple):
 
 def gantt(bars: Sequence[GanttBar], marks: Sequence[tuple[float, str]], label: str) -> Markup:
     """Runs as bars in time, one row for each name. `marks`: labels of the time axis."""
-    rows = list(dict.fromkeys(bar.row for bar in bars))
+    rows = {name: index for index, name in enumerate(dict.fromkeys(bar.row for bar in bars))}
     left, width, height, head = 180, 1000, 22, 20
     span, total = width - left - 8, head + height * len(rows) + 4
-    parts = [Markup('<svg class="gantt" viewBox="0 0 {} {}" role="group" aria-label="{}">').format(width, total, label)]
+    parts = [f'<svg class="gantt" viewBox="0 0 {width} {total}" role="group" aria-label="{escape(label)}">']
     for at, text in marks:
         x = round(left + at * span, 1)
-        parts.append(Markup('<line class="gantt-grid" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>').format(x, head - 4, total))
-        parts.append(Markup('<text class="heat-label" x="{}" y="11" text-anchor="middle">{}</text>').format(x, text))
-    for index, name in enumerate(rows):
+        parts.append(f'<line class="gantt-grid" x1="{x}" x2="{x}" y1="{head - 4}" y2="{total}"/>')
+        parts.append(f'<text class="heat-label" x="{x}" y="11" text-anchor="middle">{escape(text)}</text>')
+    for name, index in rows.items():
         shown = name if len(name) <= 26 else f"{name[:25]}…"
-        baseline = head + index * height + 15
-        parts.append(Markup('<text class="heat-label" x="0" y="{}">{}</text>').format(baseline, shown))
+        parts.append(f'<text class="heat-label" x="0" y="{head + index * height + 15}">{escape(shown)}</text>')
     for bar in bars:
-        x, y = left + bar.begin * span, head + rows.index(bar.row) * height + 3
-        size = max(3.0, (bar.end - bar.begin) * span)
-        parts.append(Markup('<a href="{}" aria-label="{}"><title>{}</title>').format(bar.href, bar.label, bar.label))
-        rect = '<rect class="gantt-bar run-{}" x="{}" y="{}" width="{}" height="16" rx="3"/></a>'
-        parts.append(Markup(rect).format(bar.state, round(x, 1), y, round(size, 1)))
-    return Markup("").join([*parts, Markup("</svg>")])
+        x, y = round(left + bar.begin * span, 1), head + rows[bar.row] * height + 3
+        size, text = round(max(3.0, (bar.end - bar.begin) * span), 1), escape(bar.label)
+        parts.append(
+            f'<a href="{escape(bar.href)}" aria-label="{text}"><title>{text}</title>'
+            f'<rect class="gantt-bar run-{bar.state}" x="{x}" y="{y}" width="{size}" height="16" rx="3"/></a>'
+        )
+    return Markup("".join([*parts, "</svg>"]))
 
 
 def share_bar(parts: Sequence[tuple[str, int]], label: str) -> Markup:

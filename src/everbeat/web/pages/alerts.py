@@ -25,7 +25,7 @@ async def list_alerts(request: ApiRequest) -> Response:
     query = query_of(request)
     after = paging.name_after(query["cursor"]) if "cursor" in query else None
     rules = await request.context.alerts.page(request.tenant_id, after_name=after, limit=MAX_ALERTS)
-    return page(request, "alerts.html", rules=[alert_response(rule) for rule in rules])
+    return await page(request, "alerts.html", rules=[alert_response(rule) for rule in rules])
 
 
 @get("/alerts/{name}", READ)
@@ -36,8 +36,8 @@ async def show_alert(request: ApiRequest) -> Response:
     except NotFound:
         if name != _NEW:
             raise
-        return _form(request, None, query_of(request))
-    return _form(request, rule, fields_of_alert(rule))
+        return await _form(request, None, query_of(request))
+    return await _form(request, rule, fields_of_alert(rule))
 
 
 @post("/alerts/{name}", MANAGE)
@@ -52,7 +52,7 @@ async def put_alert(request: ApiRequest) -> Response:
         )
     except InvalidInput as error:
         existing = None if is_new else await request.context.alerts.get(request.tenant_id, path_name)
-        return _form(request, existing, form, error=error, status=422)
+        return await _form(request, existing, form, error=error, status=422)
     link = f"/alerts/{quote(rule.name)}"
     return redirect(link, "The alert was created." if is_new else "The alert was saved.")
 
@@ -65,14 +65,14 @@ async def delete_alert(request: ApiRequest) -> Response:
     return redirect("/alerts", f"The alert {name} was deleted, and its incidents are resolved.")
 
 
-def _form(
+async def _form(
     request: ApiRequest,
     rule: AlertRule | None,
     fields: Mapping[str, str],
     error: EverbeatError | None = None,
     status: int = 200,
 ) -> Response:
-    return page(
+    return await page(
         request,
         "alert.html",
         status,

@@ -27,7 +27,7 @@ async def show_audit(request: ApiRequest) -> Response:
     query = query_of(request)
     now = await request.context.store.clock()
     start, _ = audit_window(optional_moment(query, "from"), optional_moment(query, "to"), now)
-    return page(request, "audit.html", start=start, filters=query)
+    return await page(request, "audit.html", start=start, filters=query)
 
 
 @get("/audit/report", READ)
@@ -37,7 +37,7 @@ async def show_audit_report(request: ApiRequest) -> Response:
     after = paging.name_after(query["cursor"]) if "cursor" in query else None
     report = await request.context.audit.run(request.tenant_id, from_=from_, to=to, after_name=after, limit=_PAGE_SIZE + 1)
     shown, last = paging.split_page(report.schedules, _PAGE_SIZE)
-    return page(
+    return await page(
         request,
         "parts/audit_report.html",
         total=report.total,
@@ -63,7 +63,7 @@ async def show_audit_log(request: ApiRequest) -> Response:
     next_cursor = None
     if last is not None and last.at is not None:
         next_cursor = paging.time_id_cursor(last.at, last.id)
-    return page(
+    return await page(
         request,
         "audit_log.html",
         entries=[(one, msgspec.json.decode(one.detail)) for one in shown],

@@ -42,7 +42,7 @@ async def _confirm(request: ApiRequest, subject: str, bulk: BulkRequest, query: 
     names = SCHEDULE_FILTERS if subject == "schedules" else TASK_FILTERS
     filters = {name: query[name] for name in names if query.get(name)}
     matched = await request.context.bulk.count(request.tenant_id, bulk)
-    return page(request, "bulk.html", subject=subject, action=bulk.action.value, matched=matched, filters=filters)
+    return await page(request, "bulk.html", subject=subject, action=bulk.action.value, matched=matched, filters=filters)
 
 
 @post("/schedules/bulk", MANAGE)
@@ -99,7 +99,7 @@ async def list_operations(request: ApiRequest) -> Response:
     before = paging.time_id_before(query["cursor"]) if "cursor" in query else None
     found = await request.context.bulk.page(request.tenant_id, before=before, limit=_PAGE_SIZE + 1)
     shown, last = paging.split_page(found, _PAGE_SIZE)
-    return page(
+    return await page(
         request,
         "operations.html",
         operations=shown,
@@ -114,7 +114,7 @@ async def show_operation(request: ApiRequest) -> Response:
     now = await request.context.store.clock()
     is_running = operation.state is BulkState.RUNNING
     filter_ = bulk_response(operation).filter
-    return page(request, "operation.html", operation=operation, filter=filter_, is_running=is_running, now=now)
+    return await page(request, "operation.html", operation=operation, filter=filter_, is_running=is_running, now=now)
 
 
 @post("/operations/{id}/cancel", MANAGE)

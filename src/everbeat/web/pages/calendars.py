@@ -26,7 +26,7 @@ async def list_calendars(request: ApiRequest) -> Response:
     found = await request.context.calendars.page(request.tenant_id, after_name=after, limit=_PAGE_SIZE + 1)
     shown, last = paging.split_page(found, _PAGE_SIZE)
     next_cursor = None if last is None else paging.name_cursor(last.name)
-    return page(request, "calendars.html", calendars=shown, weekdays=WEEKDAYS, next_cursor=next_cursor)
+    return await page(request, "calendars.html", calendars=shown, weekdays=WEEKDAYS, next_cursor=next_cursor)
 
 
 @get("/calendars/{name}", READ)
@@ -37,8 +37,8 @@ async def show_calendar(request: ApiRequest) -> Response:
     except NotFound:
         if name != "new":
             raise
-        return _form(request, None, {})
-    return _form(request, calendar, _fields(calendar))
+        return await _form(request, None, {})
+    return await _form(request, calendar, _fields(calendar))
 
 
 @post("/calendars/{name}", MANAGE)
@@ -48,7 +48,7 @@ async def put_calendar(request: ApiRequest) -> Response:
     try:
         calendar, is_new = await request.context.calendars.put(request.tenant_id, name, _definition(form), by=request.caller)
     except InvalidInput as error:
-        return _form(request, None, dict(form), error=error, status=422)
+        return await _form(request, None, dict(form), error=error, status=422)
     link = f"/calendars/{quote(calendar.name)}"
     return redirect(link, "The calendar was created." if is_new else "The calendar was saved. Its schedules use it now.")
 
@@ -61,14 +61,14 @@ async def delete_calendar(request: ApiRequest) -> Response:
     return redirect("/calendars", f"The calendar {name} was deleted.")
 
 
-def _form(
+async def _form(
     request: ApiRequest,
     calendar: Calendar | None,
     fields: dict[str, str],
     error: EverbeatError | None = None,
     status: int = 200,
 ) -> Response:
-    return page(request, "calendar.html", status, calendar=calendar, fields=fields, error=error, weekdays=WEEKDAYS)
+    return await page(request, "calendar.html", status, calendar=calendar, fields=fields, error=error, weekdays=WEEKDAYS)
 
 
 def _fields(calendar: Calendar) -> dict[str, str]:

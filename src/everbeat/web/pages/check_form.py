@@ -25,7 +25,7 @@ _NUMBERS = ("every_seconds", "grace_seconds", "timeout_seconds")
 @get("/new-check", MANAGE)
 async def new_check(request: ApiRequest) -> Response:
     fields = {"trigger": "cron", "cron": "0 2 * * *", "every_seconds": "3600", "timezone": "UTC", "grace_seconds": "3600"}
-    return _form_page(request, fields)
+    return await _form_page(request, fields)
 
 
 @post("/new-check", MANAGE)
@@ -36,14 +36,14 @@ async def create_check(request: ApiRequest) -> Response:
         await _check_free(request, name)
         found = await request.context.checks.put(request.tenant_id, name, _input(form), by=request.caller)
     except EverbeatError as error:
-        return _form_page(request, form, error=error)
+        return await _form_page(request, form, error=error)
     return redirect(f"/checks/{quote(found.check.spec.name)}", "The check was created. Let the job call its ping URL.")
 
 
 @get("/checks/{name}/edit", MANAGE)
 async def edit_check(request: ApiRequest) -> Response:
     check, _, _ = await request.context.checks.get(request.tenant_id, request.path_params["name"])
-    return _form_page(request, _fields(check), check)
+    return await _form_page(request, _fields(check), check)
 
 
 @post("/checks/{name}/edit", MANAGE)
@@ -53,7 +53,7 @@ async def change_check(request: ApiRequest) -> Response:
     try:
         found = await request.context.checks.put(request.tenant_id, check.spec.name, _input(form), by=request.caller)
     except EverbeatError as error:
-        return _form_page(request, form, check, error=error)
+        return await _form_page(request, form, check, error=error)
     return redirect(f"/checks/{quote(check.spec.name)}", f"The check was saved as revision {found.check.revision}.")
 
 
@@ -64,11 +64,11 @@ async def _check_free(request: ApiRequest, name: str) -> None:
         raise InvalidInput.of("name", "is taken by another check")
 
 
-def _form_page(
+async def _form_page(
     request: ApiRequest, fields: Mapping[str, str], check: Check | None = None, error: EverbeatError | None = None
 ) -> Response:
     errors = error.errors if isinstance(error, InvalidInput) else ()
-    return page(
+    return await page(
         request,
         "check_form.html",
         200 if error is None else 422,

@@ -46,7 +46,7 @@ async def list_checks(request: ApiRequest) -> Response:
     shown, last = paging.split_page(found, _PAGE_SIZE)
     now = await context.store.clock()
     recent = await context.check_ledger.recent(request.tenant_id, shown, now, from_=now - _WINDOW, limit=_CELLS)
-    return page(
+    return await page(
         request,
         "checks.html",
         checks=shown,
@@ -78,7 +78,7 @@ async def show_check(request: ApiRequest) -> Response:
         height=60,
     )
     explanation = await context.check_explainer.explain(request.tenant_id, check.spec.name, None)
-    return page(
+    return await page(
         request,
         "check.html",
         check=check,
@@ -102,7 +102,9 @@ async def show_why(request: ApiRequest) -> Response:
     check, _, _ = await context.checks.get(request.tenant_id, request.path_params["name"])
     at = paging.parse_instant("at", query["at"]) if "at" in query else None
     found = await context.check_explainer.explain(request.tenant_id, check.spec.name, at)
-    return page(request, "why.html", schedule=check, found=found, facts=found.facts, link=check_link(check), at=query.get("at"))
+    return await page(
+        request, "why.html", schedule=check, found=found, facts=found.facts, link=check_link(check), at=query.get("at")
+    )
 
 
 @post("/checks/{name}/pause", MANAGE)

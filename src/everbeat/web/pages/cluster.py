@@ -27,7 +27,7 @@ async def show_cluster(request: ApiRequest) -> Response:
     tenant_id = None if Scope.ADMIN in request.caller.scopes else request.tenant_id
     deliveries = [(node, deliveries_response(node.deliveries, tenant_id)) for node in view.nodes if view.is_alive(node)]
     colors = {node.id: index % _COLORS for index, node in enumerate(sorted(view.nodes, key=lambda one: one.name))}
-    return page(
+    return await page(
         request,
         "cluster.html",
         view=view,

@@ -36,7 +36,7 @@ async def list_dead_letters(request: ApiRequest) -> Response:
         filter_ = filter_._replace(task_ids=() if group is None else tuple(one.task_id for one in group.members))
     found = await context.dead_letters.page(request.tenant_id, filter_, before=before, limit=_PAGE_SIZE + 1)
     shown, last = paging.split_page(found, _PAGE_SIZE)
-    return page(
+    return await page(
         request,
         "dead_letters.html",
         groups=groups,
@@ -56,7 +56,7 @@ async def list_dead_letters(request: ApiRequest) -> Response:
 async def show_dead_letter(request: ApiRequest) -> Response:
     letter = await request.context.dead_letters.get(request.tenant_id, id_of(request, "id", "dead letter"))
     now = await request.context.store.clock()
-    return page(request, "dead_letter.html", letter=letter, shown=dead_letter_response(letter), now=now)
+    return await page(request, "dead_letter.html", letter=letter, shown=dead_letter_response(letter), now=now)
 
 
 @post("/dead-letters/{id}/replay", MANAGE)

@@ -32,7 +32,7 @@ async def list_incidents(request: ApiRequest) -> Response:
     before = paging.time_id_before(query["cursor"]) if "cursor" in query else None
     found = await context.alerts.incidents(request.tenant_id, states=states, alert=alert, before=before, limit=_PAGE_SIZE + 1)
     shown, last = paging.split_page(found, _PAGE_SIZE)
-    return page(
+    return await page(
         request,
         "incidents.html",
         incidents=shown,
@@ -61,7 +61,7 @@ async def show_incident(request: ApiRequest) -> Response:
     incident = await request.context.alerts.incident(request.tenant_id, id_of(request, "id", "incident"))
     details = msgspec.json.decode(incident.details)
     now = await request.context.store.clock()
-    return page(request, "incident.html", incident=incident, details=details, why=_why(why_link(incident)), now=now)
+    return await page(request, "incident.html", incident=incident, details=details, why=_why(why_link(incident)), now=now)
 
 
 def _why(link: str | None) -> str | None:

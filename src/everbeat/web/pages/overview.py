@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 
 from everbeat.api.messages import ApiRequest, Response
 from everbeat.api.routing import get
 from everbeat.core.access import Scope
 from everbeat.core.incidents import IncidentState
 from everbeat.services.forecast import CELL, CELLS
+from everbeat.services.lag_history import LagPoint
 from everbeat.store.values import DeadFilter
 from everbeat.web.formats import number
 from everbeat.web.pages.declarations import READ
-from everbeat.web.rendering import page
+from everbeat.web.rendering import is_refresh, page, rendered
 from everbeat.web.svg import heat_map, share_bar
 
 _LISTED = 10
@@ -34,7 +37,7 @@ async def overview(request: ApiRequest) -> Response:
     incidents: Counter[IncidentState] = Counter()
     for one in await context.alerts.counts(tenant_id):
         incidents[one.state] += one.count
-    return page(
+    return await page(
         request,
         "overview.html",
         open_incidents=incidents[IncidentState.OPEN],
@@ -43,12 +46,17 @@ async def overview(request: ApiRequest) -> Response:
         now=view.now,
         states=states,
         lag=max((one.lag_seconds for one in view.nodes if view.is_alive(one) and one.lag_seconds is not None), default=None),
-        lags=[(round(one.at.timestamp(), 3), round(one.lag_seconds * 1000, 1)) for one in context.lag_history.points],
+        lags=[] if is_refresh(request) else _lags(context.lag_history.points),
         queues=sorted(queues.items(), key=lambda one: -sum(one[1].values()))[:_LISTED],
         dead=dead,
         pauses=await context.pauses.active(tenant_id),
         faulty=faulty,
     )
+
+
+def _lags(points: Sequence[LagPoint]) -> list[tuple[float, float]]:
+    """The points of the chart: seconds since 1970, and milliseconds."""
+    return [(round(one.at.timestamp(), 3), round(one.lag_seconds * 1000, 1)) for one in points]
 
 
 @get("/overview/audit", READ)
@@ -57,7 +65,7 @@ async def audit_headline(request: ApiRequest) -> Response:
     report = await request.context.audit.last_day(request.tenant_id)
     skipped = report.total.skipped
     bars = share_bar([(reason, count) for reason, count in skipped.most_common()], "Skipped ticks by reason")
-    return page(request, "parts/audit_headline.html", total=report.total, bars=bars, filters={})
+    return await page(request, "parts/audit_headline.html", total=report.total, bars=bars, filters={})
 
 
 @get("/overview/forecast", READ)
@@ -69,7 +77,7 @@ async def forecast(request: ApiRequest) -> Response:
     titles = [f"{at:%H:%M}: {number(value)}" for at, value in zip(starts, found.cells, strict=True)]
     by_row = [titles[first : first + _ROW] for first in range(0, CELLS, _ROW)]
     label = f"Ticks of the next 24 hours by minute, {number(sum(found.cells))} in all"
-    return page(request, "parts/forecast.html", found=found, map=heat_map(rows, by_row, label))
+    return await page(request, "parts/forecast.html", found=found, map=await rendered(partial(heat_map, rows, by_row, label)))
 
 
 ROUTES = [overview, audit_headline, forecast]

@@ -30,7 +30,7 @@ async def list_queues(request: ApiRequest) -> Response:
     after = paging.name_after(query["cursor"]) if "cursor" in query else None
     shown, last = paging.split_page([one for one in views if after is None or one.queue > after][: _PAGE_SIZE + 1], _PAGE_SIZE)
     now = await context.store.clock()
-    return page(
+    return await page(
         request,
         "queues.html",
         queues=[(one, pause_of(pauses, request.tenant_id, one.queue, now)) for one in shown],
@@ -49,7 +49,7 @@ async def list_workers(request: ApiRequest) -> Response:
     before = paging.time_id_before(query["cursor"]) if "cursor" in query else None
     found = await context.workers.page(request.tenant_id, queue=queue, before=before, limit=_PAGE_SIZE + 1)
     shown, last = paging.split_page(found, _PAGE_SIZE)
-    return page(
+    return await page(
         request,
         "workers.html",
         workers=shown,

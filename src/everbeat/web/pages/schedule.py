@@ -47,7 +47,7 @@ async def show_schedule(request: ApiRequest) -> Response:
         request.tenant_id, TaskFilter(schedule_id=schedule.id), before=None, limit=_EXECUTIONS
     )
     gaps = [one for one in entries if one.outcome == "missing"]
-    return page(
+    return await page(
         request,
         "schedule.html",
         schedule=schedule,
@@ -86,7 +86,7 @@ async def show_why(request: ApiRequest) -> Response:
     schedule = await context.schedules.get(request.tenant_id, request.path_params["ref"])
     at = paging.parse_instant("at", query["at"]) if "at" in query else None
     found = await context.explainer.explain(request.tenant_id, str(schedule.id), at)
-    return page(
+    return await page(
         request, "why.html", schedule=schedule, found=found, facts=found.facts, link=schedule_link(schedule), at=query.get("at")
     )
 

@@ -31,7 +31,7 @@ _ENTRIES_READ = 1000
 async def show_trigger(request: ApiRequest) -> Response:
     schedule = await request.context.schedules.get(request.tenant_id, request.path_params["ref"])
     payload = json_text(schedule.spec.payload)
-    return page(request, "trigger.html", schedule=schedule, payload=payload, link=schedule_link(schedule), error=None)
+    return await page(request, "trigger.html", schedule=schedule, payload=payload, link=schedule_link(schedule), error=None)
 
 
 @post("/schedules/{ref}/trigger", MANAGE)
@@ -44,7 +44,7 @@ async def trigger(request: ApiRequest) -> Response:
         task = await request.context.backfill.trigger(request.tenant_id, str(schedule.id), payload, by=request.caller)
     except InvalidInput as error:
         payload_text = form.text("payload")
-        return page(request, "trigger.html", 422, schedule=schedule, payload=payload_text, link=link, error=error)
+        return await page(request, "trigger.html", 422, schedule=schedule, payload=payload_text, link=link, error=error)
     shown = f"/tasks/{task.id}" if Scope.READ in request.caller.scopes else link
     return redirect(shown, "The schedule was triggered. This is the new task.")
 
@@ -67,7 +67,7 @@ async def show_backfill(request: ApiRequest) -> Response:
             )
         except InvalidInput as refused:
             error = refused
-    return page(
+    return await page(
         request,
         "backfill.html",
         schedule=schedule,
@@ -120,7 +120,7 @@ async def show_revisions(request: ApiRequest) -> Response:
     if may_read:
         found = await context.store.audit_log_list(request.tenant_id, AuditLogFilter(), before=None, limit=_ENTRIES_READ)
         entries = [(one, msgspec.json.decode(one.detail)) for one in found if one.subject == str(schedule.id)]
-    return page(
+    return await page(
         request,
         "revisions.html",
         schedule=schedule,

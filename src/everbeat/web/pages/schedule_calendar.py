@@ -45,7 +45,7 @@ async def show_calendar(request: ApiRequest) -> Response:
     counted = [day for week in reversed(weeks) for day in reversed(week) if day.is_past and day.date.month == first.month]
     found = await context.audit.by_window(schedule, [(day.begin, day.end) for day in counted])
     counts: dict[date, AuditCount | None] = {day.date: one for day, one in zip(counted, found, strict=True)}
-    return page(
+    return await page(
         request,
         "parts/schedule_calendar.html",
         schedule=schedule,
@@ -93,7 +93,7 @@ async def show_ticks(request: ApiRequest) -> Response:
     after = paging.time_after(query["cursor"]) if "cursor" in query else None
     found = await context.ledger.entries(schedule, from_=from_, to=to, after=after, limit=_PAGE_SIZE + 1)
     shown, last = paging.split_page(found, _PAGE_SIZE)
-    return page(
+    return await page(
         request,
         "schedule_ticks.html",
         schedule=schedule,

@@ -48,7 +48,7 @@ async def create_schedule(request: ApiRequest) -> Response:
 async def show_preview(request: ApiRequest) -> Response:
     """The preview alone, while the form is filled in."""
     form = await read_form(request)
-    return page(request, "parts/preview.html", **await _preview(request, form))
+    return await page(request, "parts/preview.html", **await _preview(request, form))
 
 
 @get("/schedules/{ref}/edit", MANAGE)
@@ -81,7 +81,7 @@ async def _form_page(
     request: ApiRequest, fields: Mapping[str, str], schedule: Schedule | None = None, error: EverbeatError | None = None
 ) -> Response:
     errors = error.errors if isinstance(error, InvalidInput) else ()
-    return page(
+    return await page(
         request,
         "schedule_form.html",
         200 if error is None else 422,

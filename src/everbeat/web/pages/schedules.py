@@ -27,7 +27,7 @@ async def list_schedules(request: ApiRequest) -> Response:
     shown, last = paging.split_page(found, _PAGE_SIZE)
     now = await context.store.clock()
     charts = await recent_charts(context.store, shown, now)
-    return page(
+    return await page(
         request,
         "schedules.html",
         schedules=shown,

@@ -49,7 +49,7 @@ async def search(request: ApiRequest) -> Response:
         found = [(one.spec.name, f"/schedules/{quote(one.spec.name)}", "schedule") for one in matches] + found
     if (id_ := _task_id(text)) is not None:
         found = [(text, f"/tasks/{id_}", "task"), *found]
-    return page(request, "search.html", found=found[: 2 * _FOUND], text=text)
+    return await page(request, "search.html", found=found[: 2 * _FOUND], text=text)
 
 
 def _task_id(text: str) -> UUID | None:

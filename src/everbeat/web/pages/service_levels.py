@@ -12,7 +12,7 @@ from everbeat.web.rendering import page
 @get("/slo", READ)
 async def show_service_levels(request: ApiRequest) -> Response:
     report = await request.context.service_levels.report()
-    return page(
+    return await page(
         request,
         "service_levels.html",
         report=report,

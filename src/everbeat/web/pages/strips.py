@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import quote
 from uuid import UUID
@@ -17,6 +18,7 @@ from everbeat.services.ledger import LedgerEntry
 from everbeat.store.base import Store
 from everbeat.store.values import FinishedRun
 from everbeat.web.formats import iso, local_time
+from everbeat.web.rendering import rendered
 from everbeat.web.svg import StripCell, sparkline, tick_strip
 
 _CELLS = 24
@@ -44,6 +46,12 @@ async def recent_charts(store: Store, schedules: Sequence[Schedule], now: dateti
     task_ids = [row.task_id for each in rows.values() for row in each[-_RUNS:] if row.task_id is not None]
     for run in await store.task_runs(tenant_id, task_ids):
         runs[run.schedule_id].append(run)
+    return await rendered(partial(_charts, schedules, rows, runs))
+
+
+def _charts(
+    schedules: Sequence[Schedule], rows: Mapping[UUID, Sequence[Tick]], runs: Mapping[UUID, Sequence[FinishedRun]]
+) -> RecentCharts:
     return RecentCharts(
         {one.id: _strip(one, [_cell(one, row) for row in rows[one.id]]) for one in schedules},
         {id_: _sparkline([_seconds(run) for run in found], [run.state for run in found]) for id_, found in runs.items()},

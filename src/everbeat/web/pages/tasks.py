@@ -26,7 +26,7 @@ async def list_tasks(request: ApiRequest) -> Response:
     before = paging.id_after(query["cursor"]) if "cursor" in query else None
     context = request.context
     found = await context.tasks.page(request.tenant_id, filter_, before=before, limit=_PAGE_SIZE)
-    return page(
+    return await page(
         request,
         "tasks.html",
         tasks=found.tasks,
@@ -43,7 +43,7 @@ async def show_task(request: ApiRequest) -> Response:
     task = await context.tasks.get(request.tenant_id, id_)
     attempts = await context.tasks.attempts(request.tenant_id, id_)
     lines, is_cut = await _log_tail(request)
-    return page(
+    return await page(
         request,
         "task.html",
         task=task,

@@ -33,7 +33,9 @@ async def list_tenants(request: ApiRequest) -> Response:
     after = paging.name_after(query["cursor"]) if "cursor" in query else None
     found = await request.context.tenants.page(after_name=after, limit=_PAGE_SIZE + 1)
     shown, last = paging.split_page(found, _PAGE_SIZE)
-    return page(request, "tenants.html", tenants=shown, next_cursor=None if last is None else paging.name_cursor(last.name))
+    return await page(
+        request, "tenants.html", tenants=shown, next_cursor=None if last is None else paging.name_cursor(last.name)
+    )
 
 
 @post("/tenants", ADMIN)
@@ -87,7 +89,7 @@ async def revoke_key(request: ApiRequest) -> Response:
 async def _tenant_page(request: ApiRequest, tenant: Tenant, new_key: str | None = None) -> Response:
     keys = await request.context.keys.page(tenant.id, after=None, limit=_KEYS)
     now = await request.context.store.clock()
-    return page(request, "tenant.html", tenant=tenant, keys=keys, new_key=new_key, now=now, all_scopes=list(Scope))
+    return await page(request, "tenant.html", tenant=tenant, keys=keys, new_key=new_key, now=now, all_scopes=list(Scope))
 
 
 def _limits(form: Form, *, with_empty: bool = False) -> dict[str, Any]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
+
+from markupsafe import Markup
 
 from everbeat.api.messages import ApiRequest, Response
 from everbeat.api.routing import get
@@ -11,7 +15,7 @@ from everbeat.web.formats import duration
 from everbeat.web.inputs import task_filter
 from everbeat.web.pages.declarations import READ
 from everbeat.web.pages.queries import query_of
-from everbeat.web.rendering import page
+from everbeat.web.rendering import page, rendered
 from everbeat.web.svg import GanttBar, gantt
 
 _WINDOWS = {
@@ -33,21 +37,27 @@ async def show_timeline(request: ApiRequest) -> Response:
     found = await context.tasks.page(request.tenant_id, await task_filter(request, query), before=None, limit=_MAX_RUNS)
     now = await context.store.clock()
     begin = now - _WINDOWS[name]
-    bars = [_bar(task, begin, now) for task in found.tasks if task.started_at is not None and _ends(task, now) >= begin]
-    rows = list(dict.fromkeys(bar.row for bar in bars))[:_MAX_ROWS]
-    shown = sorted((bar for bar in bars if bar.row in rows), key=lambda bar: (bar.row, bar.begin))
-    marks = [(index / _MARKS, f"{begin + _WINDOWS[name] * index / _MARKS:%H:%M}") for index in range(1, _MARKS)]
-    return page(
+    chart, count = await rendered(partial(_chart, found.tasks, begin, now))
+    return await page(
         request,
         "timeline.html",
-        chart=gantt(shown, marks, "Runs by schedule and time") if shown else None,
-        count=len(shown),
+        chart=chart,
+        count=count,
         is_cut=found.next_before is not None and bool(found.tasks) and found.tasks[-1].created_at > begin,
         windows=list(_WINDOWS),
         window=name,
         filters=query,
         max_runs=_MAX_RUNS,
     )
+
+
+def _chart(tasks: Sequence[TaskRecord], begin: datetime, now: datetime) -> tuple[Markup | None, int]:
+    """The chart of the runs since `begin`, and how many it shows."""
+    bars = [_bar(task, begin, now) for task in tasks if task.started_at is not None and _ends(task, now) >= begin]
+    rows = set(list(dict.fromkeys(bar.row for bar in bars))[:_MAX_ROWS])
+    shown = sorted((bar for bar in bars if bar.row in rows), key=lambda bar: (bar.row, bar.begin))
+    marks = [(index / _MARKS, f"{begin + (now - begin) * index / _MARKS:%H:%M}") for index in range(1, _MARKS)]
+    return gantt(shown, marks, "Runs by schedule and time") if shown else None, len(shown)
 
 
 def _ends(task: TaskRecord, now: datetime) -> datetime:

@@ -123,7 +123,7 @@
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const MAX_POINTS = 1200;
   const lagTimes = [], lagValues = [];
-  let lagChart = null, ticksSeen = 0, drawTimer = null, drawnAt = 0;
+  let lagChart = null, ticksSeen = 0;
   const makeLagChart = (element) => {
     const axis = { stroke: color("--muted"), grid: { stroke: color("--border"), width: 1 }, ticks: { stroke: color("--border") } };
     const size = () => ({ width: element.clientWidth, height: 200 });
@@ -145,26 +145,61 @@
     for (const [at, lag] of JSON.parse(element.dataset.lagChart || "[]")) { lagTimes.push(at); lagValues.push(lag); }
     drawLag(element);
   });
-  // At most once per second: with hundreds of ticks per second, drawing each of them would keep the browser busy.
-  const showLag = (element) => {
-    drawTimer = null;
+  // The server sends at most one summary per second: the worst lag of the ticks that fired, and how many they were.
+  const showLag = (summary) => {
+    const element = document.querySelector("[data-lag-chart]");
+    if (!element || !window.uPlot) return;
+    if (lagTimes.length && summary.at < lagTimes[lagTimes.length - 1]) return;
+    lagTimes.push(summary.at);
+    lagValues.push(Math.max(0, summary.ms));
+    if (lagTimes.length > MAX_POINTS) { lagTimes.shift(); lagValues.shift(); }
+    ticksSeen += summary.ticks;
     drawLag(element);
     const note = document.querySelector("[data-lag-note]");
-    note.textContent = `${ticksSeen} ${ticksSeen === 1 ? "tick" : "ticks"} since this page was opened, the latest with ${Math.round(lagValues[lagValues.length - 1])} ms.`;
-    drawnAt = Date.now();
+    note.textContent = `${ticksSeen} ${ticksSeen === 1 ? "tick" : "ticks"} since this page was opened. The worst lag of the last second with ticks: ${summary.ms < 10 ? summary.ms : Math.round(summary.ms)} ms.`;
   };
-  // The event of a tick that fired has the time for which it was scheduled and the time at which it fired.
-  document.addEventListener("sse:tick", (event) => {
-    const element = document.querySelector("[data-lag-chart]");
-    if (!element || !window.uPlot || !event.detail.data) return;
-    const tick = JSON.parse(event.detail.data);
-    if (!tick.fired_at) return;
-    const at = Date.parse(tick.fired_at) / 1000;
-    if (lagTimes.length && at < lagTimes[lagTimes.length - 1]) return;
-    lagTimes.push(at);
-    lagValues.push(Math.max(0, Date.parse(tick.fired_at) - Date.parse(tick.scheduled_for)));
-    if (lagTimes.length > MAX_POINTS) { lagTimes.shift(); lagValues.shift(); }
-    ticksSeen += 1;
-    if (!drawTimer) drawTimer = setTimeout(() => showLag(element), Math.max(0, drawnAt + 1000 - Date.now()));
+
+  // Elements with data-live name the changes that concern them. The server says when to load them again. A page that is not
+  // visible neither listens nor loads: browsers allow few connections to one server, and all tabs share them.
+  const RETRY_MS = 5000;
+  let stream = null, retry = null, isStale = false;
+  const held = new Set();
+  const refresh = () => {
+    isStale = false;
+    for (const element of new Set([...document.querySelectorAll("[data-live][hx-get]"), ...held])) htmx.trigger(element, "refresh");
+    held.clear();
+  };
+  const disconnect = () => {
+    clearTimeout(retry);
+    if (stream) stream.close();
+    stream = null;
+  };
+  const connect = () => {
+    const names = new Set([...document.querySelectorAll("[data-live]")].flatMap((one) => one.dataset.live.split(",")));
+    if (stream || document.hidden || !names.size) return;
+    stream = new EventSource(`/live?on=${[...names].map(encodeURIComponent).join(",")}`);
+    stream.onopen = () => { if (isStale) refresh(); };
+    stream.addEventListener("refresh", refresh);
+    stream.addEventListener("lag", (event) => showLag(JSON.parse(event.data)));
+    stream.onerror = () => {
+      isStale = true;
+      if (stream.readyState !== EventSource.CLOSED) return;
+      disconnect();
+      retry = setTimeout(connect, RETRY_MS);
+    };
+  };
+  document.addEventListener("DOMContentLoaded", connect);
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) { isStale = true; disconnect(); return; }
+    connect();
+    if (isStale) refresh();
+  });
+  window.addEventListener("pagehide", disconnect);
+  window.addEventListener("pageshow", (event) => { if (event.persisted) { isStale = true; connect(); } });
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    if (!document.hidden || !event.detail.elt.matches("[hx-trigger*=every], [data-live]")) return;
+    event.preventDefault();
+    held.add(event.detail.elt);
+    isStale = true;
   });
 })();
