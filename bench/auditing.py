@@ -44,7 +44,7 @@ _DAY = """
 _SUMS = """
     INSERT INTO tenant_ledger_days (tenant_id, day, expected, fired, lag_seconds)
     SELECT tenant_id, day, sum(expected), sum(fired), max(lag_seconds) FROM ledger_days GROUP BY tenant_id, day"""
-_POSITION = "INSERT INTO turns (name, lease_seconds, position, ran_at) VALUES ('roll_up', 20, $1, $2)"
+_POSITION = "INSERT INTO loop_leases (name, lease_seconds, position, ran_at) VALUES ('roll_up', 20, $1, $2)"
 
 
 async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:

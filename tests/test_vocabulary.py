@@ -22,7 +22,7 @@ PACKAGE_FILES = [path for path in PYTHON_FILES if path.is_relative_to(SOURCE)]
 
 NO_ENTRY = "—"
 BANNED = {
-    "bell", "chore", "crew", "dealer", "door", "gate", "heart", "room", "seat", "trail", "turnstile",
+    "bell", "chore", "crew", "dealer", "door", "gate", "heart", "room", "seat", "settle", "trail", "turn", "turnstile",
 }  # fmt: skip
 ALLOWED_NAMES = ("startup_gate", "StartupGate", "STARTUP_GATE")
 

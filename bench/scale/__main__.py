@@ -106,7 +106,7 @@ async def _prepared(args: argparse.Namespace, server: ScaleServer) -> dict[int, 
         await database.fill_daily(size - database.schedules)
         if size == args.sizes[-1]:
             await database.fill_history(args.history)
-        await database.settle()
+        await database.vacuum_and_checkpoint()
         print_progress(f"{size:,} schedules prepared in {time.monotonic() - began_at:.0f} s")
     return databases
 

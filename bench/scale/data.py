@@ -165,7 +165,7 @@ class ScaleDatabase:
             await self.execute(_HISTORY, count, end, start + 1, json.dumps(payload(0)))
             print_progress(f"{self.name}: {end:,} rows of history")
 
-    async def settle(self) -> None:
+    async def vacuum_and_checkpoint(self) -> None:
         """Vacuum and write a checkpoint, so that every measurement begins in the same state."""
         await self.execute("VACUUM (ANALYZE)")
         await self.execute("CHECKPOINT")

@@ -76,7 +76,7 @@ class Usage:
 
 async def steady(database: ScaleDatabase, seconds: float) -> Figures:
     """Measure a constant rate of ticks for some time."""
-    await database.settle()
+    await database.vacuum_and_checkpoint()
     async with running(database) as processes:
         begins = await database.now() + timedelta(seconds=WARM_UP_SECONDS)
         await until(database, begins)
@@ -108,7 +108,7 @@ def claim_times(file: Path, from_: datetime, to: datetime, *, most: int = 100) -
 
 async def long_run(database: ScaleDatabase, minutes: float, burst: int) -> Figures:
     """Measure a constant rate for minutes, with many more schedules due at the top of one minute."""
-    await database.settle()
+    await database.vacuum_and_checkpoint()
     async with running(database) as processes:
         begins = await database.now() + timedelta(seconds=WARM_UP_SECONDS)
         ends = begins + timedelta(minutes=minutes)
@@ -163,7 +163,7 @@ async def _worked_off(database: ScaleDatabase, top: datetime) -> float | None:
 async def highest_rate(database: ScaleDatabase, present: int, rates: list[int], limit_ms: float) -> list[Figures]:
     """Raise the number of ticks a minute until the lag of a minute exceeds the limit. Returns what each rate had."""
     found: list[Figures] = []
-    await database.settle()
+    await database.vacuum_and_checkpoint()
     async with running(database) as processes:
         for rate in rates:
             begins = await database.now() + timedelta(seconds=10)

@@ -46,7 +46,7 @@ async def test_the_process_ends_when_it_has_been_idle() -> None:
     checks.close()
 
 
-async def test_keys_take_turns_and_a_cancelled_request_gives_its_turn_away(checks: BodyChecks) -> None:
+async def test_keys_are_served_in_rotation_and_a_cancelled_request_is_left_out(checks: BodyChecks) -> None:
     order: list[str] = []
 
     async def check(key: str) -> None:

@@ -25,7 +25,7 @@ MIN_LAG_MS = 4.0  # a quiet lag below this is taken as this
 MAX_BLOCKED_MS = 25.0
 MAX_GROWTH_MEGABYTES = 300.0
 SHORT_MAX_BLOCKED_MS, SHORT_MAX_HEALTH_SECONDS, SHORT_MAX_LAG_MS = 400.0, 5.0, 5_000.0
-_SETTLE_SECONDS = 0.3
+_REST_SECONDS = 0.3
 _HEALTH_PAUSE_SECONDS = 0.05
 
 
@@ -113,7 +113,7 @@ async def _measure(target: Target, attack: Attack | None, seconds: float) -> Mea
 
 async def _lags_since(target: Target, begins: datetime) -> list[float]:
     ends = datetime.now(UTC)
-    await asyncio.sleep(_SETTLE_SECONDS)
+    await asyncio.sleep(_REST_SECONDS)
     return await target.neighbor_lags(begins, ends)
 
 

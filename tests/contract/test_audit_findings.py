@@ -1,4 +1,4 @@
-"""finding_record, finding_resolve, finding_list, finding_open, finding_count, finding_prune; turn_take, turn_end, turn_list."""
+"""finding_record, finding_resolve, finding_list, finding_open, finding_count, finding_prune; loop_lease_take, loop_lease_end, loop_lease_list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uuid_utils.compat
 from everbeat.core.audit_findings import AuditFinding, FindingKind, FindingState, Resolution
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.store.base import Store
-from everbeat.store.values import FindingFilter, Turn
+from everbeat.store.values import FindingFilter, LoopLease
 from tests.factories import NOW, OTHER_TENANT, minutes, seconds
 
 SCHEDULE, OTHER_SCHEDULE = UUID(int=21), UUID(int=22)
@@ -127,47 +127,47 @@ async def test_finding_prune_deletes_old_findings_in_batches(store: Store) -> No
     assert await listed(store) == [found[3]]
 
 
-async def test_turn_take_gives_a_turn_to_one_node(store: Store) -> None:
-    assert await store.turn_take("audit", NODE, **LEASE, now=NOW) == Turn(NOW, None, "{}")
-    assert await store.turn_take("audit", OTHER_NODE, **LEASE, now=NOW) is None
-    assert await store.turn_take("other", OTHER_NODE, **LEASE, now=NOW) is not None
-    (audit, _) = await store.turn_list()
+async def test_loop_lease_take_succeeds_on_one_node(store: Store) -> None:
+    assert await store.loop_lease_take("audit", NODE, **LEASE, now=NOW) == LoopLease(NOW, None, "{}")
+    assert await store.loop_lease_take("audit", OTHER_NODE, **LEASE, now=NOW) is None
+    assert await store.loop_lease_take("other", OTHER_NODE, **LEASE, now=NOW) is not None
+    (audit, _) = await store.loop_lease_list()
     assert (audit.name, audit.holder, audit.lease_until) == ("audit", NODE, NOW + seconds(20))
 
 
-async def test_turn_take_is_refused_until_the_interval_has_passed(store: Store) -> None:
-    await store.turn_take("audit", NODE, **LEASE, now=NOW)
-    assert await store.turn_end("audit", NODE, position='{"at":1}', interval_seconds=15, now=NOW + seconds(1))
-    assert await store.turn_take("audit", OTHER_NODE, **LEASE, now=NOW + seconds(15)) is None
-    turn = await store.turn_take("audit", OTHER_NODE, **LEASE, now=NOW + seconds(16))
-    assert turn == Turn(NOW + seconds(16), NOW + seconds(1), '{"at":1}')
+async def test_loop_lease_take_is_refused_until_the_interval_has_passed(store: Store) -> None:
+    await store.loop_lease_take("audit", NODE, **LEASE, now=NOW)
+    assert await store.loop_lease_end("audit", NODE, position='{"at":1}', interval_seconds=15, now=NOW + seconds(1))
+    assert await store.loop_lease_take("audit", OTHER_NODE, **LEASE, now=NOW + seconds(15)) is None
+    lease = await store.loop_lease_take("audit", OTHER_NODE, **LEASE, now=NOW + seconds(16))
+    assert lease == LoopLease(NOW + seconds(16), NOW + seconds(1), '{"at":1}')
 
 
-async def test_turn_take_succeeds_when_the_lease_of_another_node_has_expired(store: Store) -> None:
-    await store.turn_take("audit", NODE, **LEASE, now=NOW)
-    assert await store.turn_take("audit", OTHER_NODE, **LEASE, now=NOW + seconds(19)) is None
-    assert await store.turn_take("audit", OTHER_NODE, **LEASE, now=NOW + seconds(20)) is not None
-    assert not await store.turn_end("audit", NODE, position="{}", interval_seconds=15, now=NOW + seconds(21))
+async def test_loop_lease_take_succeeds_when_the_lease_of_another_node_has_expired(store: Store) -> None:
+    await store.loop_lease_take("audit", NODE, **LEASE, now=NOW)
+    assert await store.loop_lease_take("audit", OTHER_NODE, **LEASE, now=NOW + seconds(19)) is None
+    assert await store.loop_lease_take("audit", OTHER_NODE, **LEASE, now=NOW + seconds(20)) is not None
+    assert not await store.loop_lease_end("audit", NODE, position="{}", interval_seconds=15, now=NOW + seconds(21))
 
 
-async def test_turn_take_succeeds_after_the_clock_was_set_back(store: Store) -> None:
-    await store.turn_take("audit", NODE, **LEASE, now=NOW)
+async def test_loop_lease_take_succeeds_after_the_clock_was_set_back(store: Store) -> None:
+    await store.loop_lease_take("audit", NODE, **LEASE, now=NOW)
     earlier = NOW - minutes(60)
-    assert await store.turn_take("audit", OTHER_NODE, **LEASE, now=earlier) is not None
-    await store.turn_end("audit", OTHER_NODE, position="{}", interval_seconds=15, now=NOW)
-    turn = await store.turn_take("audit", NODE, **LEASE, now=earlier)
-    assert turn is not None
-    assert turn.ran_at == NOW
+    assert await store.loop_lease_take("audit", OTHER_NODE, **LEASE, now=earlier) is not None
+    await store.loop_lease_end("audit", OTHER_NODE, position="{}", interval_seconds=15, now=NOW)
+    lease = await store.loop_lease_take("audit", NODE, **LEASE, now=earlier)
+    assert lease is not None
+    assert lease.ran_at == NOW
 
 
-async def test_turn_end_does_not_move_the_last_run_back(store: Store) -> None:
-    await store.turn_take("audit", NODE, **LEASE, now=NOW)
-    await store.turn_end("audit", NODE, position="{}", interval_seconds=15, now=NOW)
-    await store.turn_take("audit", NODE, **LEASE, now=NOW - minutes(60))
-    await store.turn_end("audit", NODE, position="{}", interval_seconds=15, now=NOW - minutes(60))
-    (turn,) = await store.turn_list()
-    assert (turn.ran_at, turn.next_at) == (NOW, NOW - minutes(60) + seconds(15))
+async def test_loop_lease_end_does_not_move_the_last_run_back(store: Store) -> None:
+    await store.loop_lease_take("audit", NODE, **LEASE, now=NOW)
+    await store.loop_lease_end("audit", NODE, position="{}", interval_seconds=15, now=NOW)
+    await store.loop_lease_take("audit", NODE, **LEASE, now=NOW - minutes(60))
+    await store.loop_lease_end("audit", NODE, position="{}", interval_seconds=15, now=NOW - minutes(60))
+    (lease,) = await store.loop_lease_list()
+    assert (lease.ran_at, lease.next_at) == (NOW, NOW - minutes(60) + seconds(15))
 
 
-async def test_turn_list_is_empty_before_the_first_turn(store: Store) -> None:
-    assert await store.turn_list() == []
+async def test_loop_lease_list_is_empty_before_the_first_run(store: Store) -> None:
+    assert await store.loop_lease_list() == []

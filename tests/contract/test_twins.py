@@ -129,7 +129,7 @@ TABLES = [
     "incidents",
     "time_zones",
     "audit_findings",
-    "turns",
+    "loop_leases",
     "ledger_days",
     "tenant_ledger_days",
     "tenant_retention",

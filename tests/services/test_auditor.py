@@ -1,4 +1,4 @@
-"""The auditor finds every sabotage within a minute, whoever has its turn, and resolves what has been put right."""
+"""The auditor finds every sabotage within a minute, whichever node runs it, and resolves what has been put right."""
 
 from __future__ import annotations
 
@@ -142,10 +142,10 @@ async def test_a_frozen_tick_loop_is_found_by_another_node(watch: Watch) -> None
     assert [event.names for event in watch.other.events_of(TicksOverdue)][-1] == ["job"]
 
 
-async def test_a_node_that_freezes_during_its_turn_does_not_stop_the_auditor(watch: Watch) -> None:
+async def test_a_node_that_freezes_during_its_run_does_not_stop_the_auditor(watch: Watch) -> None:
     store, node = watch.node.store, watch.node
     await watch.until(TICK + seconds(25))
-    assert await store.turn_take("auditor", node.id, lease_seconds=20, interval_seconds=0, now=node.now + seconds(15))
+    assert await store.loop_lease_take("auditor", node.id, lease_seconds=20, interval_seconds=0, now=node.now + seconds(15))
     watch.is_frozen = True
     await watch.until(TICK + 2 * MINUTE)
     assert ("overdue", TICK + MINUTE) in await watch.kinds()
@@ -272,9 +272,7 @@ async def test_pauses_edits_calendars_jitter_and_catch_up_are_no_findings(node: 
     assert {one.kind for one in await watch.resolved()} <= {FindingKind.LATE}
 
 
-async def test_a_sweep_continues_in_the_next_turn_and_misses_nothing(
-    node: SteppedNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sweep_continues_in_the_next_run_and_misses_nothing(node: SteppedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditor_module, "_PAGE", 3)
     monkeypatch.setattr(auditor_module, "_SWEEP_SHARE", 0.0)
     made = [
@@ -296,9 +294,9 @@ async def test_the_auditor_runs_on_one_node_at_a_time(node: SteppedNode) -> None
     def spy(auditor: Auditor, name: str) -> None:
         work = auditor.work
 
-        async def count(turn: Any, now: datetime | None) -> str:
+        async def count(lease: Any, now: datetime | None) -> str:
             worked.append(name)
-            return await work(turn, now)
+            return await work(lease, now)
 
         auditor.work = count  # type: ignore[method-assign]
 

@@ -14,7 +14,7 @@ from everbeat.services import audit as audit_module
 from everbeat.services.audit import AuditCount, AuditReport, AuditService
 from everbeat.services.maintenance import roll_up as roll_up_module
 from everbeat.store.base import Store
-from everbeat.store.values import FindingFilter, TurnInfo
+from everbeat.store.values import FindingFilter, LoopLeaseInfo
 from tests.factories import SteppedNode, StoreOverride, execute_raw, seconds
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
@@ -30,7 +30,7 @@ def node(store: Store) -> SteppedNode:
 class WithoutRollUp(StoreOverride):
     """A store on which no day is closed, so that the audit computes all of it."""
 
-    async def turn_list(self) -> list[TurnInfo]:
+    async def loop_lease_list(self) -> list[LoopLeaseInfo]:
         return []
 
 
@@ -61,14 +61,14 @@ async def assert_equal(node: SteppedNode, from_: datetime, to: datetime | None) 
 
 
 async def roll_up(node: SteppedNode) -> None:
-    """Run turns of the roll-up until nothing is left to count."""
+    """Run the roll-up until nothing is left to count."""
     for _ in range(3):
         node.move_to(node.now + seconds(15))
         await node.engine.roll_up.run_once(node.now)
 
 
 async def closed(node: SteppedNode) -> tuple[datetime, datetime] | None:
-    return closed_days(next(one.position for one in await node.store.turn_list() if one.name == "roll_up"))
+    return closed_days(next(one.position for one in await node.store.loop_lease_list() if one.name == "roll_up"))
 
 
 async def do_anything(node: SteppedNode, chance: random.Random, names: list[str]) -> None:

@@ -153,7 +153,7 @@ class Run:
             self._execute(entry)
         await self._sleep_until(self.plan.seconds)
         await self._heal()
-        await self._settle()
+        await self._wait_until_caught_up()
         await self._drain()
         await self._audit()
 
@@ -315,7 +315,7 @@ class Run:
             entry = Entry(self.loop.time(), "worker", data={"name": f"healthy-{number}", "mood": mood})
             self._execute(entry)
 
-    async def _settle(self) -> None:
+    async def _wait_until_caught_up(self) -> None:
         """Wait until every schedule has caught up. The longest grace is three leases, and catching up takes as long again."""
         lease = 10 * self.scale
         await self._sleep(8 * lease)

@@ -65,10 +65,10 @@ class _CheckQueue:
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def answer(self, raw: bytes, request: OutlineRequest, key: Hashable) -> OutlineAnswer:
-        await self._turn(key)
+        await self._acquire(key)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="body-checks")
-        # The thread waits for the process. If this request is cancelled, the next turn begins when the process is done.
+        # The thread waits for the process. If this request is cancelled, the next check begins when the process is done.
         checking = asyncio.get_running_loop().run_in_executor(self._thread, self._process.answer, raw, request)
         checking.add_done_callback(self._next)
         return await asyncio.shield(checking)
@@ -81,7 +81,7 @@ class _CheckQueue:
             self._thread.shutdown(wait=False)
             self._thread = None
 
-    async def _turn(self, key: Hashable) -> None:
+    async def _acquire(self, key: Hashable) -> None:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None

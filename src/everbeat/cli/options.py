@@ -30,7 +30,7 @@ _SERVER = [
     click.option("--late-after-seconds", type=float, help="A tick older than this is late; its catch_up policy applies (5)."),
     click.option("--catch-up-rate", type=float, help="Catch up at this multiple of the normal rate; 0: no limit (2)."),
     click.option("--alert-interval-seconds", type=float, help="How often alert rules are evaluated (5)."),
-    click.option("--audit-interval-seconds", type=float, help="How often the auditor has a turn (15)."),
+    click.option("--audit-interval-seconds", type=float, help="How often the auditor runs (15)."),
     click.option("--heartbeat-url", help="A service outside that expects heartbeats, such as Healthchecks."),
     click.option("--heartbeat-interval-seconds", type=float, help="How often a heartbeat is sent (60)."),
     click.option("--lag-alert-seconds", type=float, help="Log a warning if the oldest due tick is later than this (5)."),

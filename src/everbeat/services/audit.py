@@ -148,7 +148,7 @@ class AuditService:
 
     async def _closed_days(self, start: datetime, end: datetime) -> tuple[datetime, datetime] | None:
         """Return the whole days of a window that the roll-up has counted, as [first, end)."""
-        position = next((one.position for one in await self._store.turn_list() if one.name == ROLL_UP_NAME), "{}")
+        position = next((one.position for one in await self._store.loop_lease_list() if one.name == ROLL_UP_NAME), "{}")
         closed = closed_days(position)
         return None if closed is None else whole_days(start, end, closed)
 

@@ -130,7 +130,7 @@ class FindingsResolved(NamedTuple):
 
 
 class FindingsCounted(NamedTuple):
-    """The number of open findings by kind, and when the auditor has ended its last turn, on any node."""
+    """The number of open findings by kind, and when the auditor has last completed a run, on any node."""
 
     open: Mapping[str, int]
     ran_at: datetime | None

@@ -77,7 +77,7 @@ from everbeat.store.values import (
     TaskScan,
     TickAudit,
     TickTotal,
-    TurnInfo,
+    LoopLeaseInfo,
     WorkerQueue,
     ZoneInUse,
     ZoneVersion,
@@ -243,7 +243,7 @@ class SharedVerbs(ABC):
     async def ledger_day_incomplete(self, *, limit: int) -> list[IncompleteDay]:
         return [IncompleteDay(**row) for row in await self._read("ledger_day_incomplete", limit=limit)]
 
-    # Findings of the auditor, and turns of loops
+    # Findings of the auditor, and leases of loops
 
     async def finding_list(self, tenant_id: UUID | None, filter_: FindingFilter, *, limit: int) -> list[AuditFinding]:
         values = {**finding_filter_values(filter_), "limit": limit}
@@ -262,14 +262,14 @@ class SharedVerbs(ABC):
     async def finding_prune(self, *, age_seconds: float, limit: int, now: datetime | None = None) -> int:
         return await self._change("finding_prune", age_seconds=age_seconds, limit=limit, now=now)
 
-    async def turn_end(
+    async def loop_lease_end(
         self, name: str, holder: UUID, *, position: str, interval_seconds: float, now: datetime | None = None
     ) -> bool:
         values = {"position": position, "interval_seconds": interval_seconds, "now": now}
-        return await self._change("turn_end", name=name, holder=holder, **values) == 1
+        return await self._change("loop_lease_end", name=name, holder=holder, **values) == 1
 
-    async def turn_list(self) -> list[TurnInfo]:
-        return [TurnInfo(**row) for row in await self._read("turn_list")]
+    async def loop_lease_list(self) -> list[LoopLeaseInfo]:
+        return [LoopLeaseInfo(**row) for row in await self._read("loop_lease_list")]
 
     # Tasks
 

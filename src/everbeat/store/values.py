@@ -107,15 +107,15 @@ class FindingFilter(NamedTuple):
     before: UUID | None = None
 
 
-class Turn(NamedTuple):
-    """A turn that a node has taken. `ran_at`: when the last turn ended. `position`: what the last turn has stored."""
+class LoopLease(NamedTuple):
+    """The lease of a loop, taken by a node. `ran_at`: when the last run ended. `position`: what the last run has stored."""
 
     now: datetime
     ran_at: datetime | None
     position: str
 
 
-class TurnInfo(NamedTuple):
+class LoopLeaseInfo(NamedTuple):
     name: str
     holder: UUID | None
     lease_until: datetime | None

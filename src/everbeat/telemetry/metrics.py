@@ -39,7 +39,7 @@ class Metrics:
         self.doubled = Gauge("everbeat_doubled_ticks", "Open findings of ticks with two tasks", registry=registry)
         self.findings = Counter("everbeat_audit_findings", "New findings of the auditor", ["kind"], registry=registry)
         self.audited_at = Gauge(
-            "everbeat_audited_timestamp_seconds", "When the auditor of the cluster has ended its last turn", registry=registry
+            "everbeat_audited_timestamp_seconds", "When the auditor of the cluster has last completed a run", registry=registry
         )
         self.faulted = Counter("everbeat_schedules_faulted", "Schedules paused as faulty", registry=registry)
         self.partitions = Gauge("everbeat_partitions_owned", "Partitions that this node owns", registry=registry)

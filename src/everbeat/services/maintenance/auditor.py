@@ -1,6 +1,6 @@
 """The auditor: looks for ticks that are missing, doubled, late or overdue, and for faults of the cluster, and records findings.
 
-It runs on one node at a time, by a turn. Every iteration makes the checks that cost as much as there are ticks, and continues a
+It runs on one node at a time, by the lease of its loop. Every iteration makes the checks that cost as much as there are ticks, and continues a
 sweep over all schedules, which computes ticks from the rules, for a limited time. See docs/concepts/ledger-and-audit.md.
 """
 
@@ -30,9 +30,9 @@ from everbeat.services.maintenance.finding_log import (
 )
 from everbeat.services.maintenance.finding_review import FindingReview
 from everbeat.services.maintenance.tick_checks import CheckedWindow, TickChecks
-from everbeat.services.maintenance.turns import TurnLoop
+from everbeat.services.maintenance.leased_loop import LeasedLoop
 from everbeat.store.base import Store
-from everbeat.store.values import SuspectTick, Turn
+from everbeat.store.values import SuspectTick, LoopLease
 
 _PAGE = 500
 _MAX_COUNTED = 10_000
@@ -60,7 +60,7 @@ class SweepPosition(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AuditPosition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a turn of the auditor leaves for the next one."""
+    """What a run of the auditor stores for the next one."""
 
     sweep: SweepPosition = SweepPosition()
     reviewed: UUID | None = None
@@ -71,7 +71,7 @@ _decode = msgspec.json.Decoder(AuditPosition).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class Auditor(TurnLoop):
+class Auditor(LeasedLoop):
     name = "auditor"
 
     def __init__(
@@ -93,23 +93,23 @@ class Auditor(TurnLoop):
         self._cluster = ClusterChecks(store, self._log, lease_seconds=settings.lease_seconds)
         self._review = FindingReview(store, self._log)
 
-    async def work(self, turn: Turn, now: datetime | None) -> str:
+    async def work(self, lease: LoopLease, now: datetime | None) -> str:
         try:
-            position = _decode(turn.position)
+            position = _decode(lease.position)
         except msgspec.MsgspecError:  # of another version
             position = AuditPosition()
         self._checks.begin()
-        unowned_since = await self._cluster.check(turn, position.unowned_since, now)
-        await self._check_overdue(turn.now, now)
-        await self._check_recent(turn.now)
-        sweep = await self._sweep(position.sweep, turn.now)
-        reviewed = await self._review.review(position.reviewed, turn.now, now)
+        unowned_since = await self._cluster.check(lease, position.unowned_since, now)
+        await self._check_overdue(lease.now, now)
+        await self._check_recent(lease.now)
+        sweep = await self._sweep(position.sweep, lease.now)
+        reviewed = await self._review.review(position.reviewed, lease.now, now)
         return _encode(AuditPosition(sweep, reviewed, unowned_since)).decode()
 
-    async def after(self, turn: Turn | None, now: datetime | None) -> None:
+    async def after(self, lease: LoopLease | None, now: datetime | None) -> None:
         """Count the open findings. Every node does this, so that the metrics of all nodes are the same."""
         counts = await self._store.finding_count(limit=_MAX_COUNTED)
-        ran_at = next((one.ran_at for one in await self._store.turn_list() if one.name == self.name), None)
+        ran_at = next((one.ran_at for one in await self._store.loop_lease_list() if one.name == self.name), None)
         self._emit(FindingsCounted(counts, ran_at))
 
     async def _check_overdue(self, moment: datetime, now: datetime | None) -> None:
@@ -150,7 +150,7 @@ class Auditor(TurnLoop):
         return found
 
     async def _sweep(self, position: SweepPosition, moment: datetime) -> SweepPosition:
-        """Check pages of schedules, until all of them or the time of this turn is used up."""
+        """Check pages of schedules, until all of them are checked or the time of this run is used up."""
         if position.began_at is None or position.began_at > moment:  # no sweep is under way, or the clock was set back
             position = SweepPosition(None, moment, position.previous_at)
         assert position.began_at is not None

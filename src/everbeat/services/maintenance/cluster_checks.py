@@ -8,7 +8,7 @@ from uuid import UUID
 from everbeat.core.audit_findings import AuditFinding, FindingKind, Resolution
 from everbeat.services.maintenance.finding_log import FindingLog, new_finding
 from everbeat.store.base import Store
-from everbeat.store.values import FindingFilter, NodeInfo, PartitionInfo, Turn
+from everbeat.store.values import FindingFilter, NodeInfo, PartitionInfo, LoopLease
 
 _CLOCK_TOLERANCE = timedelta(seconds=2)
 # As in partition_renew: a lease that ends later than any valid one counts as expired.
@@ -25,16 +25,16 @@ class ClusterChecks:
         self._log = log
         self._lease_seconds = lease_seconds
 
-    async def check(self, turn: Turn, unowned_since: datetime | None, now: datetime | None) -> datetime | None:
+    async def check(self, lease: LoopLease, unowned_since: datetime | None, now: datetime | None) -> datetime | None:
         """Record and resolve faults of the cluster. Returns since when partitions have had no owner."""
-        await self._check_clock(turn, now)
-        return await self._check_ownership(turn.now, unowned_since, now)
+        await self._check_clock(lease, now)
+        return await self._check_ownership(lease.now, unowned_since, now)
 
-    async def _check_clock(self, turn: Turn, now: datetime | None) -> None:
-        """The end of the last turn is a time that the database clock has already reached."""
-        if turn.ran_at is not None and turn.ran_at - turn.now > _CLOCK_TOLERANCE:
-            behind = round((turn.ran_at - turn.now).total_seconds(), 3)
-            await self._log.record([new_finding(FindingKind.CLOCK_SET_BACK, turn.ran_at, turn.now, seconds=behind)])
+    async def _check_clock(self, lease: LoopLease, now: datetime | None) -> None:
+        """The end of the last run is a time that the database clock has already reached."""
+        if lease.ran_at is not None and lease.ran_at - lease.now > _CLOCK_TOLERANCE:
+            behind = round((lease.ran_at - lease.now).total_seconds(), 3)
+            await self._log.record([new_finding(FindingKind.CLOCK_SET_BACK, lease.ran_at, lease.now, seconds=behind)])
         else:
             await self._resolve(FindingKind.CLOCK_SET_BACK, now)
 

@@ -37,7 +37,7 @@ class DayCounter:
         self._kept: dict[UUID, timedelta] = {}
 
     def begin(self) -> None:
-        """Forget the retention of the tenants, which may have changed since the last turn."""
+        """Forget the retention of the tenants, which may have changed since the last run."""
         self._kept = {}
         self._checks.begin()
 

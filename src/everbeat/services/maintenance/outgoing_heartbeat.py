@@ -1,7 +1,7 @@
 """The outgoing heartbeat: tells a service outside, such as Healthchecks, at an interval that the whole cluster lives.
 
 If the heartbeats stop, the service outside raises the alarm: that is the only alarm that works when no node runs. One node at a
-time sends them, by a turn. While the cluster is not well, the heartbeat goes to `/fail`, with the reasons as text.
+time sends them, by the lease of the loop. While the cluster is not well, the heartbeat goes to `/fail`, with the reasons as text.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from everbeat.core.audit_findings import AuditFinding, FindingKind
 from everbeat.core.definitions import rfc3339
 from everbeat.delivery.ping import PingFailed, ping
 from everbeat.services.events import Emit, HeartbeatSent, ignore
-from everbeat.services.maintenance.turns import TurnLoop
+from everbeat.services.maintenance.leased_loop import LeasedLoop
 from everbeat.store.base import Store
-from everbeat.store.values import FindingFilter, Turn
+from everbeat.store.values import FindingFilter, LoopLease
 
 _LISTED = 5
 # A missing or doubled tick cannot be undone. It is reported for this time, and then only in the findings.
@@ -28,7 +28,7 @@ _PASSING = (FindingKind.MISSING, FindingKind.DOUBLED)
 Ping = Callable[[str, str | None], Awaitable[None]]
 
 
-class OutgoingHeartbeat(TurnLoop):
+class OutgoingHeartbeat(LeasedLoop):
     name = "heartbeat"
 
     def __init__(
@@ -44,13 +44,13 @@ class OutgoingHeartbeat(TurnLoop):
     ) -> None:
         super().__init__(store, node_id, interval_seconds=interval_seconds)
         self._url = url
-        # The lease of a turn of the auditor, and three turns.
+        # The lease of the auditor, and three runs.
         self._max_audit_age = timedelta(seconds=self.lease_seconds + 3 * audit_interval_seconds)
         self._send = send
         self._emit = emit
 
-    async def work(self, turn: Turn, now: datetime | None) -> str:
-        problems = await self.problems(turn.now)
+    async def work(self, lease: LoopLease, now: datetime | None) -> str:
+        problems = await self.problems(lease.now)
         if problems is None:
             return "{}"
         try:
@@ -66,7 +66,7 @@ class OutgoingHeartbeat(TurnLoop):
 
     async def problems(self, now: datetime) -> list[str] | None:
         """Return why the cluster is not well, or None if the auditor of a new cluster has not run yet."""
-        ran_at = next((one.ran_at for one in await self._store.turn_list() if one.name == "auditor"), None)
+        ran_at = next((one.ran_at for one in await self._store.loop_lease_list() if one.name == "auditor"), None)
         if ran_at is None:
             return None
         problems = []

@@ -1,6 +1,6 @@
 """The roll-up: counts each day of the ledger (UTC) once it is over, and keeps the counts up to date.
 
-It runs on one node at a time, by a turn, and continues where the last turn ended. Days that were not complete when they were
+It runs on one node at a time, by the lease of its loop, and continues where the last run ended. Days that were not complete when they were
 counted are counted again when the cursor of the schedule has moved. A slow sweep compares all days whose ledger is kept with
 the counts, so that rows that disappear later are found.
 """
@@ -30,9 +30,9 @@ from everbeat.services.events import Emit, ignore
 from everbeat.services.maintenance.day_counts import DayCounter
 from everbeat.services.maintenance.finding_log import FindingLog
 from everbeat.services.maintenance.tick_checks import CheckedWindow, TickChecks
-from everbeat.services.maintenance.turns import TurnLoop
+from everbeat.services.maintenance.leased_loop import LeasedLoop
 from everbeat.store.base import Store
-from everbeat.store.values import AuditedSchedule, Turn
+from everbeat.store.values import AuditedSchedule, LoopLease
 
 _PAGE = 500
 _SHARE = 0.2
@@ -45,7 +45,7 @@ _GRACE = timedelta(minutes=2)
 _encode = msgspec.json.Encoder().encode
 
 
-class RollUp(TurnLoop):
+class RollUp(LeasedLoop):
     name = "roll_up"
 
     def __init__(
@@ -69,18 +69,18 @@ class RollUp(TurnLoop):
         self._counter = DayCounter(store, self._checks, periods, late=self._late)
         self._log = FindingLog(store, emit, event_stream or EventStream())
 
-    async def work(self, turn: Turn, now: datetime | None) -> str:
-        position = decode_roll_up_position(turn.position)
+    async def work(self, lease: LoopLease, now: datetime | None) -> str:
+        position = decode_roll_up_position(lease.position)
         self._counter.begin()
         began = time.monotonic()
-        position = await self._close(position, turn.now, began + self._interval_seconds * _SHARE)
-        await self._count_again(turn.now)
-        recheck = await self._recheck(position, turn.now, time.monotonic() + self._interval_seconds * _RECHECK_SHARE)
-        await self._store.ledger_day_prune(before=turn.now - self._kept, limit=_PRUNED)
+        position = await self._close(position, lease.now, began + self._interval_seconds * _SHARE)
+        await self._count_again(lease.now)
+        recheck = await self._recheck(position, lease.now, time.monotonic() + self._interval_seconds * _RECHECK_SHARE)
+        await self._store.ledger_day_prune(before=lease.now - self._kept, limit=_PRUNED)
         return _encode(msgspec.structs.replace(position, recheck=recheck)).decode()
 
     async def _close(self, position: RollUpPosition, now: datetime, deadline: float) -> RollUpPosition:
-        """Count the days that are over, page by page, until the time of this turn is used up."""
+        """Count the days that are over, page by page, until the time of this run is used up."""
         if position.closed_until is None:
             first = await self._first_day(now)
             position = msgspec.structs.replace(position, closed_from=first, closed_until=first)

@@ -52,7 +52,7 @@ class TickChecks:
         self._calendars: dict[UUID, Mapping[str, Calendar]] = {}
 
     def begin(self) -> None:
-        """Forget the calendars, which may have changed since the last turn."""
+        """Forget the calendars, which may have changed since the last run."""
         self._calendars = {}
 
     async def check(self, page: Sequence[AuditedSchedule], window: CheckedWindow) -> list[AuditFinding]:

@@ -33,8 +33,8 @@ from everbeat.store.values import (
     SuspectTick,
     TickAudit,
     TickTotal,
-    Turn,
-    TurnInfo,
+    LoopLease,
+    LoopLeaseInfo,
     ZoneInUse,
     ZoneVersion,
 )
@@ -172,7 +172,7 @@ class ScheduleVerbs(Protocol):
     async def ledger_day_prune(self, *, before: datetime, limit: int) -> int:
         """Delete a limited number of rows of days before a time."""
 
-    # Findings of the auditor, and turns of loops
+    # Findings of the auditor, and leases of loops
 
     async def finding_record(self, findings: Sequence[AuditFinding]) -> list[AuditFinding]:
         """Store findings that are not open yet. Returns the stored ones. A resolved finding is opened again."""
@@ -194,18 +194,18 @@ class ScheduleVerbs(Protocol):
     async def finding_prune(self, *, age_seconds: float, limit: int, now: datetime | None = None) -> int:
         """Delete findings that were found more than `age_seconds` ago."""
 
-    async def turn_take(
+    async def loop_lease_take(
         self, name: str, holder: UUID, *, lease_seconds: float, interval_seconds: float, now: datetime | None = None
-    ) -> Turn | None:
-        """Take the turn of a loop under a lease. None if it is not due, or if another node has it."""
+    ) -> LoopLease | None:
+        """Take the lease of a loop. None if the loop is not due, or if another node has the lease."""
 
-    async def turn_end(
+    async def loop_lease_end(
         self, name: str, holder: UUID, *, position: str, interval_seconds: float, now: datetime | None = None
     ) -> bool:
-        """End a turn: store the position, and make the next turn due after the interval. False if the turn was lost."""
+        """End the lease of a loop: store the position; the loop is due again after the interval. False if the lease was lost."""
 
-    async def turn_list(self) -> list[TurnInfo]:
-        """All loops that have had a turn."""
+    async def loop_lease_list(self) -> list[LoopLeaseInfo]:
+        """All loops that have run."""
 
     # Ownership
 

@@ -28,7 +28,7 @@ from everbeat.store.postgres.schedules import PostgresSchedules
 from everbeat.store.postgres.service_levels import PostgresServiceLevels
 from everbeat.store.postgres.tenants import PostgresTenants
 from everbeat.store.postgres.ticks import PostgresTicks
-from everbeat.store.postgres.turns import PostgresTurns
+from everbeat.store.postgres.loop_leases import PostgresLoopLeases
 from everbeat.store.postgres.workers import PostgresWorkers
 from everbeat.store.values import Listener, Notice, PoolName
 
@@ -48,7 +48,7 @@ class PostgresStore(
     PostgresPauses,
     PostgresBulkOperations,
     PostgresAuditFindings,
-    PostgresTurns,
+    PostgresLoopLeases,
     PostgresLedgerDays,
     PostgresArchives,
     PostgresAlerts,

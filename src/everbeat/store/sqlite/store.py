@@ -28,7 +28,7 @@ from everbeat.store.sqlite.schedules import SqliteSchedules
 from everbeat.store.sqlite.service_levels import SqliteServiceLevels
 from everbeat.store.sqlite.tenants import SqliteTenants
 from everbeat.store.sqlite.ticks import SqliteTicks
-from everbeat.store.sqlite.turns import SqliteTurns
+from everbeat.store.sqlite.loop_leases import SqliteLoopLeases
 from everbeat.store.sqlite.workers import SqliteWorkers
 from everbeat.store.values import Listener, Notice, PoolName
 
@@ -48,7 +48,7 @@ class SqliteStore(
     SqlitePauses,
     SqliteBulkOperations,
     SqliteAuditFindings,
-    SqliteTurns,
+    SqliteLoopLeases,
     SqliteLedgerDays,
     SqliteAlerts,
     SqliteMaintenance,

@@ -1,4 +1,4 @@
--- What the auditor has found, and the turns of loops that run in one process at a time. Processes of the previous version can
+-- What the auditor has found, and the leases of loops that run in one process at a time. Processes of the previous version can
 -- keep running.
 
 -- Findings about the cluster have no tenant, and the schedule 00000000-0000-0000-0000-000000000000.
@@ -19,9 +19,9 @@ CREATE TABLE audit_findings (
 CREATE INDEX audit_findings_open ON audit_findings (id) WHERE resolved_at IS NULL;
 CREATE INDEX audit_findings_of_tenant ON audit_findings (tenant_id, (resolved_at IS NOT NULL), id);
 
--- A turn: the right of one process to run the next iteration of such a loop. It is taken by compare-and-set, and does not depend on the
+-- The lease of such a loop: the right of one process to run it. It is taken by compare-and-set, and does not depend on the
 -- ownership of partitions.
-CREATE TABLE turns (
+CREATE TABLE loop_leases (
   name TEXT PRIMARY KEY,
   holder BLOB,
   lease_until INTEGER,

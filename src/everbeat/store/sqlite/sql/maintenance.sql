@@ -136,8 +136,8 @@ UPDATE partitions SET epoch = epoch + :raised_by, owner = NULL, lease_until = NU
 DELETE FROM nodes;
 
 -- name: database_restored_turns
--- End the turns of all loops.
-UPDATE turns SET holder = NULL, lease_until = NULL, next_at = NULL;
+-- End the leases of all loops.
+UPDATE loop_leases SET holder = NULL, lease_until = NULL, next_at = NULL;
 
 -- name: rollback_obstacles
 -- What nodes of 0.1.0 cannot read: alert rules, whose tasks have an unknown origin, and targets of unknown kinds.

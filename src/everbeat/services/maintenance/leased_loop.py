@@ -1,7 +1,7 @@
 """The base of loops that run on one node at a time, whether or not it owns partitions.
 
-Every node tries to take the turn. It is taken by compare-and-set under a lease, so that it moves on when a node freezes, and so
-that a fault of the ownership of partitions does not stop the loop that should report it.
+Every node tries to take the lease of the loop, by compare-and-set. It expires, so that another node takes over when a node freezes,
+and it does not depend on partitions, so that a fault of the ownership of partitions does not stop the loop that should report it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from uuid import UUID
 
 from everbeat.services.loops import Periodic
 from everbeat.store.base import Store
-from everbeat.store.values import Turn
+from everbeat.store.values import LoopLease
 
 _MAX_WAIT_SECONDS = 5.0
 
 
-class TurnLoop(Periodic, ABC):
-    """A loop whose iterations are turns. An iteration that fails keeps its turn until the lease ends."""
+class LeasedLoop(Periodic, ABC):
+    """A loop that runs under a lease. An iteration that fails keeps the lease until it expires."""
 
     name: str
     deadline_seconds = 15.0
@@ -31,20 +31,20 @@ class TurnLoop(Periodic, ABC):
         self._interval_seconds = interval_seconds
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        turn = await self._store.turn_take(
+        lease = await self._store.loop_lease_take(
             self.name, self._node_id, lease_seconds=self.lease_seconds, interval_seconds=self._interval_seconds, now=now
         )
-        if turn is not None:
-            position = await self.work(turn, now)
-            await self._store.turn_end(
+        if lease is not None:
+            position = await self.work(lease, now)
+            await self._store.loop_lease_end(
                 self.name, self._node_id, position=position, interval_seconds=self._interval_seconds, now=now
             )
-        await self.after(turn, now)
+        await self.after(lease, now)
         return False
 
     @abstractmethod
-    async def work(self, turn: Turn, now: datetime | None) -> str:
-        """Do the work of one turn. Return the position, which the next turn gets."""
+    async def work(self, lease: LoopLease, now: datetime | None) -> str:
+        """Do the work of one run. Return the position, which the next run gets."""
 
-    async def after(self, turn: Turn | None, now: datetime | None) -> None:
-        """Do what every node does in each iteration, with or without a turn."""
+    async def after(self, lease: LoopLease | None, now: datetime | None) -> None:
+        """Do what every node does in each iteration, with or without the lease."""
