@@ -11,7 +11,7 @@ from tests.chaos.catalog import GROUPS, KINDS, kinds_of
 ROUND_SECONDS = 60.0
 # At the end of each round nothing is disturbed, so that lateness can be judged by the bound of an undisturbed cluster.
 CALM_SECONDS = 22.0
-CALM_SECONDS = 5.0
+WARM_UP_SECONDS = 5.0
 NODES = {"postgres": 3, "sqlite": 2}
 WORKERS = 4
 
@@ -60,7 +60,7 @@ def _disturbed(seconds: float) -> Iterator[tuple[float, float]]:
     while start < seconds:
         length = min(ROUND_SECONDS, seconds - start)
         calm = CALM_SECONDS * length / ROUND_SECONDS
-        yield start + CALM_SECONDS, start + length - calm
+        yield start + WARM_UP_SECONDS, start + length - calm
         start += length
 
 

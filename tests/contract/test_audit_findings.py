@@ -1,4 +1,5 @@
-"""finding_record, finding_resolve, finding_list, finding_open, finding_count, finding_prune; loop_lease_take, loop_lease_end, loop_lease_list."""
+"""finding_record, finding_resolve, finding_list, finding_open, finding_count, finding_prune;
+loop_lease_take, loop_lease_end, loop_lease_list."""
 
 from __future__ import annotations
 

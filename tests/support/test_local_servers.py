@@ -45,9 +45,9 @@ def test_a_kafka_broker_that_was_down_keeps_its_records(kafka_cluster: KafkaClus
     kafka_cluster.create_topic("kept", 1)
     offsets: list[int | None] = []
     producer = Producer({"bootstrap.servers": kafka_cluster.bootstrap, "logger": None, "log_level": 0})
-    for round_ in range(2):
+    for attempt in range(2):
         producer.produce("kept", b"x", on_delivery=lambda error, message: offsets.append(message.offset()))
-        if round_:
+        if attempt:
             kafka_cluster.set_down()
             assert producer.flush(0.2) == 1
             kafka_cluster.set_up()

@@ -1,7 +1,8 @@
 """The auditor: looks for ticks that are missing, doubled, late or overdue, and for faults of the cluster, and records findings.
 
-It runs on one node at a time, by the lease of its loop. Every iteration makes the checks that cost as much as there are ticks, and continues a
-sweep over all schedules, which computes ticks from the rules, for a limited time. See docs/concepts/ledger-and-audit.md.
+It runs on one node at a time, under the lease of its loop. Every iteration makes the checks whose cost depends on the number of
+ticks, and continues a sweep over all schedules, which computes ticks from the rules, for a limited time. See
+docs/concepts/ledger-and-audit.md.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from everbeat.services.maintenance.finding_log import (
     overdue_finding,
 )
 from everbeat.services.maintenance.finding_review import FindingReview
-from everbeat.services.maintenance.tick_checks import CheckedWindow, TickChecks
 from everbeat.services.maintenance.leased_loop import LeasedLoop
+from everbeat.services.maintenance.tick_checks import CheckedWindow, TickChecks
 from everbeat.store.base import Store
-from everbeat.store.values import SuspectTick, LoopLease
+from everbeat.store.values import LoopLease, SuspectTick
 
 _PAGE = 500
 _MAX_COUNTED = 10_000

@@ -8,7 +8,7 @@ from uuid import UUID
 from everbeat.core.audit_findings import AuditFinding, FindingKind, Resolution
 from everbeat.services.maintenance.finding_log import FindingLog, new_finding
 from everbeat.store.base import Store
-from everbeat.store.values import FindingFilter, NodeInfo, PartitionInfo, LoopLease
+from everbeat.store.values import FindingFilter, LoopLease, NodeInfo, PartitionInfo
 
 _CLOCK_TOLERANCE = timedelta(seconds=2)
 # As in partition_renew: a lease that ends later than any valid one counts as expired.

@@ -1,7 +1,7 @@
 """The base of loops that run on one node at a time, whether or not it owns partitions.
 
-Every node tries to take the lease of the loop, by compare-and-set. It expires, so that another node takes over when a node freezes,
-and it does not depend on partitions, so that a fault of the ownership of partitions does not stop the loop that should report it.
+Every node tries to take the lease of the loop, by compare-and-set. It expires, so that another node takes over when a node
+freezes. It does not depend on partitions, so that a fault of their ownership does not stop the loop that should report it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The outgoing heartbeat: tells a service outside, such as Healthchecks, at an interval that the whole cluster lives.
+"""The outgoing heartbeat: tells a service outside, such as Healthchecks, at an interval that the whole cluster is working.
 
 If the heartbeats stop, the service outside raises the alarm: that is the only alarm that works when no node runs. One node at a
-time sends them, by the lease of the loop. While the cluster is not well, the heartbeat goes to `/fail`, with the reasons as text.
+time sends them, under the lease of the loop. While the cluster is not well, the heartbeat goes to `/fail`, with the reasons as
+text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The roll-up: counts each day of the ledger (UTC) once it is over, and keeps the counts up to date.
 
-It runs on one node at a time, by the lease of its loop, and continues where the last run ended. Days that were not complete when they were
-counted are counted again when the cursor of the schedule has moved. A slow sweep compares all days whose ledger is kept with
-the counts, so that rows that disappear later are found.
+It runs on one node at a time, under the lease of its loop, and continues where the last run ended. Days that were not complete
+when they were counted are counted again when the cursor of the schedule has moved. A slow sweep compares all days whose ledger
+is kept with the counts, so that rows that disappear later are found.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from everbeat.services.event_stream import EventStream
 from everbeat.services.events import Emit, ignore
 from everbeat.services.maintenance.day_counts import DayCounter
 from everbeat.services.maintenance.finding_log import FindingLog
-from everbeat.services.maintenance.tick_checks import CheckedWindow, TickChecks
 from everbeat.services.maintenance.leased_loop import LeasedLoop
+from everbeat.services.maintenance.tick_checks import CheckedWindow, TickChecks
 from everbeat.store.base import Store
 from everbeat.store.values import AuditedSchedule, LoopLease
 

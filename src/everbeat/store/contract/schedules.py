@@ -24,6 +24,8 @@ from everbeat.store.values import (
     FoundSchedules,
     IdempotentResponse,
     IncompleteDay,
+    LoopLease,
+    LoopLeaseInfo,
     NodeHeartbeat,
     NodeInfo,
     PartitionInfo,
@@ -33,8 +35,6 @@ from everbeat.store.values import (
     SuspectTick,
     TickAudit,
     TickTotal,
-    LoopLease,
-    LoopLeaseInfo,
     ZoneInUse,
     ZoneVersion,
 )
@@ -202,7 +202,7 @@ class ScheduleVerbs(Protocol):
     async def loop_lease_end(
         self, name: str, holder: UUID, *, position: str, interval_seconds: float, now: datetime | None = None
     ) -> bool:
-        """End the lease of a loop: store the position; the loop is due again after the interval. False if the lease was lost."""
+        """End the lease of a loop and store the position. The loop is due again after the interval. False if it was lost."""
 
     async def loop_lease_list(self) -> list[LoopLeaseInfo]:
         """All loops that have run."""

@@ -20,6 +20,7 @@ from everbeat.store.postgres.endpoints import PostgresEndpoints
 from everbeat.store.postgres.keys import PostgresKeys
 from everbeat.store.postgres.leases import PostgresLeases
 from everbeat.store.postgres.ledger_days import PostgresLedgerDays
+from everbeat.store.postgres.loop_leases import PostgresLoopLeases
 from everbeat.store.postgres.partitions import PostgresPartitions
 from everbeat.store.postgres.pauses import PostgresPauses
 from everbeat.store.postgres.retention import PostgresRetention
@@ -28,7 +29,6 @@ from everbeat.store.postgres.schedules import PostgresSchedules
 from everbeat.store.postgres.service_levels import PostgresServiceLevels
 from everbeat.store.postgres.tenants import PostgresTenants
 from everbeat.store.postgres.ticks import PostgresTicks
-from everbeat.store.postgres.loop_leases import PostgresLoopLeases
 from everbeat.store.postgres.workers import PostgresWorkers
 from everbeat.store.values import Listener, Notice, PoolName
 

@@ -15,7 +15,6 @@ class SqliteLoopLeases(SqliteBase):
     ) -> LoopLease | None:
         values = {"lease_seconds": lease_seconds, "interval_seconds": interval_seconds, "now": self._moment(now)}
         values |= {"name": name, "holder": holder}
-        rows = await self._connections.write(
-            "loop_lease_take", lambda session: session.rows(self._blocks["loop_lease_take"], values)
-        )
+        block = self._blocks["loop_lease_take"]
+        rows = await self._connections.write("loop_lease_take", lambda session: session.rows(block, values))
         return LoopLease(**rows[0]) if rows else None

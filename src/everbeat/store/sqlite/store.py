@@ -19,6 +19,7 @@ from everbeat.store.sqlite.endpoints import SqliteEndpoints
 from everbeat.store.sqlite.keys import SqliteKeys
 from everbeat.store.sqlite.leases import SqliteLeases
 from everbeat.store.sqlite.ledger_days import SqliteLedgerDays
+from everbeat.store.sqlite.loop_leases import SqliteLoopLeases
 from everbeat.store.sqlite.maintenance import SqliteMaintenance
 from everbeat.store.sqlite.partitions import SqlitePartitions
 from everbeat.store.sqlite.pauses import SqlitePauses
@@ -28,7 +29,6 @@ from everbeat.store.sqlite.schedules import SqliteSchedules
 from everbeat.store.sqlite.service_levels import SqliteServiceLevels
 from everbeat.store.sqlite.tenants import SqliteTenants
 from everbeat.store.sqlite.ticks import SqliteTicks
-from everbeat.store.sqlite.loop_leases import SqliteLoopLeases
 from everbeat.store.sqlite.workers import SqliteWorkers
 from everbeat.store.values import Listener, Notice, PoolName
 
