@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from tests.support.listeners import stop_listening
+
 
 class Received(NamedTuple):
     method: str
@@ -66,7 +68,7 @@ class Receiver:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        self._server.close()
+        await stop_listening(self._server)
         for writer in self._writers:
             writer.transport.abort()
 

@@ -20,6 +20,7 @@ from everbeat.core.targets import TargetRules, target_errors
 from everbeat.delivery.base import Delivered, DeliveryOutcome, Refused, RetryDelivery, SettingMissing
 from tests.delivery.messages import broker_of, make_task, target_of
 from tests.support.certificates import make_certificate
+from tests.support.listeners import stop_listening
 from tests.support.smtp_server import SmtpServer, run_smtp_server
 
 OPS = EmailTarget(to=["ops@example.org"], broker="main")
@@ -206,7 +207,7 @@ async def test_a_cancelled_delivery_ends_its_thread() -> None:
     delivery.cancel()
     with pytest.raises(asyncio.CancelledError):
         await delivery
-    silent.close()
+    await stop_listening(silent)
     for writer in writers:
         writer.transport.abort()
     threads = list(sender._threads._threads)

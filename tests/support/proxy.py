@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
+from tests.support.listeners import stop_listening
 from tests.support.processes import free_port
 
 T = TypeVar("T")
@@ -83,11 +84,7 @@ class FaultyProxy:
         """Close all connections and refuse new ones."""
         server, self._server = self._server, None
         if server is not None:
-            server.close()
-        # asyncio hands an accepted connection over in a task of its own. Without waiting for it, it would never be closed.
-        await asyncio.sleep(0)
-        while any(_is_handover(task) for task in asyncio.all_tasks()):
-            await asyncio.sleep(0)
+            await stop_listening(server)
         connections = dict(self._connections)
         for connection, writer in connections.items():
             connection.cancel()
@@ -150,10 +147,6 @@ class FaultyProxy:
         if not (self.lose_replies or self.lose_reply_probability) or not self.losable(request):
             return False
         return self.lose_replies or self._random.random() < self.lose_reply_probability
-
-
-def _is_handover(task: asyncio.Task[Any]) -> bool:
-    return getattr(task.get_coro(), "__name__", "") == "_accept_connection2"
 
 
 class _Link:

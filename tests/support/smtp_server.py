@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
+from tests.support.listeners import stop_listening
+
 
 class Mail(NamedTuple):
     sender: str
@@ -72,7 +74,7 @@ async def run_smtp_server(
     try:
         yield server
     finally:
-        listening.close()
+        await stop_listening(listening)
         for connection in connections:
             if isinstance(connection.transport, asyncio.Transport):
                 connection.transport.abort()

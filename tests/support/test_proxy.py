@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from tests.support.listeners import stop_listening
 from tests.support.processes import wait_until_async
 from tests.support.proxy import FaultyProxy, ProxyThread, postgres_executes
 
@@ -40,7 +41,7 @@ async def echo() -> AsyncIterator[EchoServer]:
     server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
     echo.port = server.sockets[0].getsockname()[1]
     yield echo
-    server.close()
+    await stop_listening(server)
 
 
 @pytest.fixture
