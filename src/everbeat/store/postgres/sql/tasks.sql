@@ -241,9 +241,12 @@ FROM task_history WHERE tenant_id = :tenant_id AND id = ANY(:ids::uuid[]);
 
 -- name: task_list
 -- Live tasks of a tenant between two ids, newest first. Row comparisons and the order by both columns leave the planner only
--- the index on (tenant_id, id). With the primary key it would read the tasks of all other tenants.
+-- the index on (tenant_id, id). With the primary key it would read the tasks of all other tenants. The planner estimates a row
+-- comparison by its first column: with < instead of <= it would expect no row of a tenant that has the lowest id, such as the
+-- default tenant, and sort all of its tasks. The conditions on id alone tell it how many rows are between the two ids.
 SELECT {{live_task}}
-FROM tasks WHERE (tenant_id, id) < (:tenant_id, :before) AND (tenant_id, id) >= (:tenant_id, :floor)
+FROM tasks WHERE (tenant_id, id) <= (:tenant_id, :before) AND (id < :before) IS TRUE
+  AND (tenant_id, id) >= (:tenant_id, :floor) AND (id >= :floor) IS TRUE
   AND (:state::text IS NULL OR (state = :state) IS TRUE) AND (:queue::text IS NULL OR (queue = :queue) IS TRUE)
   AND (:type::text IS NULL OR type = :type)
   AND (:label_key::text IS NULL OR jsonb_exists(labels::jsonb, :label_key))
@@ -262,13 +265,14 @@ ORDER BY id DESC LIMIT :limit;
 
 -- name: task_list_floor
 -- The lowest id that a scan of live tasks may reach. It bounds a scan with a selective filter.
-SELECT id FROM tasks WHERE (tenant_id, id) < (:tenant_id, :before) AND tenant_id >= :tenant_id
+SELECT id FROM tasks WHERE (tenant_id, id) <= (:tenant_id, :before) AND (id < :before) IS TRUE AND tenant_id >= :tenant_id
 ORDER BY tenant_id DESC, id DESC OFFSET :scan LIMIT 1;
 
 -- name: task_list_past
 -- Finished tasks between two ids, newest first.
 SELECT {{finished_task}}
-FROM task_history WHERE (tenant_id, id) < (:tenant_id, :before) AND (tenant_id, id) >= (:tenant_id, :floor)
+FROM task_history WHERE (tenant_id, id) <= (:tenant_id, :before) AND (id < :before) IS TRUE
+  AND (tenant_id, id) >= (:tenant_id, :floor) AND (id >= :floor) IS TRUE
   AND (:state::text IS NULL OR (state = :state) IS TRUE) AND (:queue::text IS NULL OR (queue = :queue) IS TRUE)
   AND (:type::text IS NULL OR type = :type)
   AND (:label_key::text IS NULL OR jsonb_exists(labels::jsonb, :label_key))
@@ -287,7 +291,7 @@ ORDER BY id DESC LIMIT :limit;
 
 -- name: task_list_past_floor
 -- The lowest id that a scan of finished tasks may reach. It bounds a scan with a selective filter.
-SELECT id FROM task_history WHERE (tenant_id, id) < (:tenant_id, :before) AND tenant_id >= :tenant_id
+SELECT id FROM task_history WHERE (tenant_id, id) <= (:tenant_id, :before) AND (id < :before) IS TRUE AND tenant_id >= :tenant_id
 ORDER BY tenant_id DESC, id DESC OFFSET :scan LIMIT 1;
 
 -- fragment: task_matches
@@ -301,13 +305,15 @@ ORDER BY tenant_id DESC, id DESC OFFSET :scan LIMIT 1;
 
 -- name: task_match
 -- The ids of live tasks between two ids that match the filter of a bulk operation, newest first.
-SELECT id FROM tasks WHERE (tenant_id, id) < (:tenant_id, :before) AND (tenant_id, id) >= (:tenant_id, :floor)
+SELECT id FROM tasks WHERE (tenant_id, id) <= (:tenant_id, :before) AND (id < :before) IS TRUE
+  AND (tenant_id, id) >= (:tenant_id, :floor) AND (id >= :floor) IS TRUE
   AND {{task_matches}}
 ORDER BY tenant_id DESC, id DESC LIMIT :limit;
 
 -- name: task_match_past
 -- The ids of finished tasks between two ids that match the filter of a bulk operation, newest first.
-SELECT id FROM task_history WHERE (tenant_id, id) < (:tenant_id, :before) AND (tenant_id, id) >= (:tenant_id, :floor)
+SELECT id FROM task_history WHERE (tenant_id, id) <= (:tenant_id, :before) AND (id < :before) IS TRUE
+  AND (tenant_id, id) >= (:tenant_id, :floor) AND (id >= :floor) IS TRUE
   AND {{task_matches}}
 ORDER BY tenant_id DESC, id DESC LIMIT :limit;
 
