@@ -67,7 +67,8 @@ def test_a_run_is_reported_with_its_output_and_duration(console: Console) -> Non
     success, start = console.json("check", "pings", "c")
     assert (start["kind"], success["kind"], success["exit_status"]) == ("start", "success", 0)
     assert start["rid"] == success["rid"] is not None
-    assert "careful" in success["body"] and "copied" in success["body"]
+    assert "careful" in success["body"]
+    assert "copied" in success["body"]
     assert success["duration_ms"] > 0
     assert console.json("check", "ticks", "c")[0]["outcome"] == "pinged"
     assert "checks: " in console.run("audit").stdout

@@ -409,9 +409,7 @@ async def test_many_wait_queues_share_one_check_and_only_those_with_tasks_are_wo
     assert polling.store.ready_checks == 2
 
 
-async def test_wait_queues_that_get_nothing_rotate(
-    polling: PollingNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_wait_queues_that_get_nothing_rotate(polling: PollingNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everbeat.services.long_polls._MAX_IN_VAIN", 3)
     await polling.store.task_submit([make_task("unwanted")])
     polls = [await polling.waiting_poll(types=[f"type-{number}"]) for number in range(12)]
