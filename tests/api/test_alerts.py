@@ -38,6 +38,14 @@ async def test_a_rule_is_created_read_replaced_and_removed(client: httpx.AsyncCl
         problem_of(await client.request(method, "/v1/alerts/failures"), 404)
 
 
+async def test_labels_belong_to_the_rule(client: httpx.AsyncClient) -> None:
+    response = await put(client, labels={"everbeat.file": "billing"})
+    assert response.json()["labels"] == {"everbeat.file": "billing"}
+    assert (await client.get("/v1/alerts/failures")).json()["labels"] == {"everbeat.file": "billing"}
+    assert (await put(client)).json()["labels"] == {}
+    assert fields_of(await put(client, labels={"a b": "x"})) == ["labels.'a b'"]
+
+
 async def test_an_identical_put_changes_nothing(client: httpx.AsyncClient) -> None:
     await put(client)
     response = await put(client)

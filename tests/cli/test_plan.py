@@ -111,13 +111,52 @@ def test_an_export_is_a_file_for_plan(console: Console, file: Path) -> None:
     assert [[each["field"] for each in change["fields"]] for change in changes] == [["labels.everbeat.file"]] * 2
 
 
+def test_alert_rules_are_part_of_a_file(console: Console, file: Path) -> None:
+    notify = [{"kind": "worker", "queue": "ops", "type": "tell"}]
+    rules = [{"name": "plan-dead", "when": {"kind": "dead"}, "match": {"label": "team=a"}, "notify": notify}]
+    rules.append({"name": "plan-late", "when": {"kind": "late", "seconds": 300}, "notify": notify})
+    file.write_text(yaml.safe_dump({"owner": "rules", "alerts": rules}))
+    planned = console.try_("plan", "-f", str(file))
+    assert planned.exit_code == 6
+    assert "+ alert plan-dead" in planned.stdout
+    assert "2 created, 0 updated, 0 deleted, 0 unchanged" in console.run("apply", "-f", str(file), "--yes").stderr
+    assert console.run("plan", "-f", str(file)).stdout == "0 to create, 0 to update, 0 to delete, 2 unchanged\n"
+    exported = yaml.safe_load(console.run("export", "--name-prefix", "plan-", "--owner", "rules").stdout)
+    assert exported["alerts"] == rules
+    console.run("alert", "set", "plan-dead", "--description", "changed by hand")
+    file.write_text(yaml.safe_dump({"owner": "rules", "alerts": rules[:1]}))
+    changed = console.try_("plan", "-f", str(file), "--prune", "-o", "json")
+    assert [(one["subject"], one["change"], one["name"]) for one in json.loads(changed.stdout)["changes"]] == [
+        ("alert", "update", "plan-dead"),
+        ("alert", "delete", "plan-late"),
+    ]
+    conflict = console.try_("apply", "-f", str(file), "--owner", "another", "--yes")
+    assert isinstance(conflict.exception, OwnedByAnotherFile)
+    assert "the alert plan-dead to rules" in str(conflict.exception)
+    assert "0 created, 1 updated, 1 deleted" in console.run("apply", "-f", str(file), "--prune", "--yes").stderr
+    assert [one["name"] for one in console.json("alert", "list")] == ["plan-dead"]
+    console.run("alert", "delete", "plan-dead")
+
+
+def test_errors_of_schedules_and_alert_rules_are_reported_together(console: Console, file: Path) -> None:
+    file.write_text(yaml.safe_dump({"schedules": [{"name": "a"}], "alerts": [{"name": "b"}]}))
+    message = str(console.try_("plan", "-f", str(file)).exception)
+    assert "schedules[0] (a)" in message
+    assert "alerts[0] (b)" in message
+
+
 def test_the_published_schema_accepts_files_and_rejects_mistakes(file: Path) -> None:
     published = ROOT / "docs/reference/schedules.schema.json"
     assert json.loads(published.read_text()) == file_schema(), "run: make docs"
     valid = yaml.safe_load(content("x", "a", "b"))
     validator = jsonschema.Draft202012Validator(file_schema())
     assert validator.is_valid(valid)
+    rule = {"name": "x", "when": {"kind": "dead"}, "notify": [{"kind": "worker", "type": "x"}]}
+    assert validator.is_valid({**valid, "alerts": [rule]})
+    assert validator.is_valid({"alerts": [rule]})
     for wrong in (
+        {"alerts": [{**rule, "name": "a b"}]},
+        {"alerts": [{**rule, "when": {"kind": "x"}}]},
         {},
         {**valid, "x": 1},
         {"schedules": [{"cron": "0 2 * * *"}]},

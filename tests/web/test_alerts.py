@@ -76,7 +76,8 @@ async def test_a_saved_form_changes_nothing(browser: httpx.AsyncClient, context:
     ]
     async with httpx.AsyncClient(transport=browser._transport, base_url=browser.base_url) as api:
         for number, when in enumerate(kinds):
-            response = await api.put(f"/v1/alerts/rule{number}", json={"when": when, "notify": targets, "enabled": False})
+            body = {"when": when, "notify": targets, "enabled": False, "labels": {"everbeat.file": "billing"}}
+            response = await api.put(f"/v1/alerts/rule{number}", json=body)
             assert response.status_code == 201, response.text
     for number in range(len(kinds)):
         name = f"rule{number}"
@@ -86,6 +87,7 @@ async def test_a_saved_form_changes_nothing(browser: httpx.AsyncClient, context:
         saved = await stored(context, name)
         assert sorted(map(repr, saved.given.notify)) == sorted(map(repr, rule.given.notify))
         assert (saved.given.when, saved.given.match, saved.given.enabled) == (rule.given.when, rule.given.match, False)
+        assert saved.given.labels == {"everbeat.file": "billing"}
 
 
 async def test_wrong_fields_are_named_and_what_was_typed_stays(browser: httpx.AsyncClient, context: ApiContext) -> None:

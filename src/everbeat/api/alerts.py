@@ -226,6 +226,7 @@ def alert_response(rule: AlertRule) -> AlertResponse:
         group_seconds=number(given.group_seconds),
         notify_resolved=given.notify_resolved,
         description=given.description,
+        labels=given.labels,
         enabled=given.enabled,
         revision=rule.revision,
         created_at=rfc3339(rule.created_at),

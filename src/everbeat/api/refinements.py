@@ -104,6 +104,8 @@ def _refine_others(components: dict[str, Schema]) -> None:
         _items_of(components["CalendarFilter"]["properties"][field]).update(NAME)
     for field in ("queue", "type", "schedule"):
         components["DeadLetterFilter"]["properties"][field] = _NAME_OR_NULL
+    for component in ("AlertInput", "CheckInput"):
+        _refine_labels(components[component]["properties"]["labels"])
     _text_of(components["PauseInput"]["properties"]["note"]).update(_PLAIN_TEXT)
     calendar = components["CalendarInput"]["properties"]
     _text_of(calendar["description"]).update(maxLength=MAX_DESCRIPTION_LENGTH, **_PLAIN_TEXT)

@@ -493,6 +493,7 @@ class AlertResponse(msgspec.Struct, kw_only=True):
     group_seconds: float | int
     notify_resolved: bool
     description: str
+    labels: dict[str, str]
     enabled: bool
     revision: int
     created_at: Time

@@ -14,27 +14,32 @@ from typing import Any
 from everbeat.api.app import openapi_document
 
 _DEFINITION = "ScheduleDefinition"
+_ALERT = "AlertInput"
 _PREFIX = "#/components/schemas/"
 
 
 def file_schema() -> dict[str, Any]:
     schemas = openapi_document()["components"]["schemas"]
-    definitions = {name: _relinked(schemas[name]) for name in sorted(_used(schemas, _DEFINITION))}
+    definitions = {name: _relinked(schemas[name]) for name in sorted(_used(schemas, _DEFINITION) | _used(schemas, _ALERT))}
     defaults = copy.deepcopy(definitions[_DEFINITION])
     for keyword in ("required", "oneOf", "anyOf", "allOf"):
         defaults.pop(keyword, None)
     _allow_parts(defaults)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Schedules of Everbeat",
+        "title": "Schedules and alert rules of Everbeat",
         "type": "object",
-        "required": ["schedules"],
+        "anyOf": [{"required": ["schedules"]}, {"required": ["alerts"]}],
         "additionalProperties": False,
         "properties": {
             "$schema": {"type": "string"},
-            "owner": {"type": "string", "description": "The name of the file in the label everbeat.file of its schedules."},
+            "owner": {
+                "type": "string",
+                "description": "The value of the label everbeat.file of all entries.",
+            },
             "defaults": {**defaults, "description": "Fields of all schedules that do not set them."},
             "schedules": {"type": "array", "items": _item(definitions[_DEFINITION])},
+            "alerts": {"type": "array", "items": _alert(definitions[_ALERT], definitions[_DEFINITION])},
         },
         "$defs": definitions,
     }
@@ -47,6 +52,13 @@ def _item(definition: dict[str, Any]) -> dict[str, Any]:
         item.pop(keyword, None)
     _allow_parts(item)
     return {**item, "required": ["name"]}
+
+
+def _alert(definition: dict[str, Any], schedule: dict[str, Any]) -> dict[str, Any]:
+    """Return an alert rule of a file: like that of a request, with its name, which a request has in its path."""
+    item = copy.deepcopy(definition)
+    item["properties"] = {"name": schedule["properties"]["name"], **item["properties"]}
+    return {**item, "required": ["name", *item["required"]]}
 
 
 def _allow_parts(definition: dict[str, Any]) -> None:

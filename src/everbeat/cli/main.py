@@ -24,7 +24,8 @@ class LazyCommand(NamedTuple):
 COMMANDS = {
     "alert": LazyCommand("everbeat.cli.alerts", "Say what must not happen, and whom to tell."),
     "apply": LazyCommand(
-        "everbeat.cli.plan", "Create and update the schedules of a file, and with --prune delete those that it no longer has."
+        "everbeat.cli.plan",
+        "Create and update the schedules and alert rules of a file; --prune deletes those no longer in it.",
     ),
     "audit": LazyCommand("everbeat.cli.audit", "Count expected, fired, skipped, missing and doubled ticks."),
     "calendar": LazyCommand("everbeat.cli.calendars", "List, show, create and delete calendars."),
@@ -35,7 +36,7 @@ COMMANDS = {
     "dlq": LazyCommand("everbeat.cli.dead_letters", "List, replay and purge dead letters: tasks that are not retried."),
     "doctor": LazyCommand("everbeat.cli.doctor", "Check the configuration, the server and the database, and say what to do."),
     "export": LazyCommand(
-        "everbeat.cli.plan", "Print schedules as a file for plan and apply: as YAML, or as JSON with -o json."
+        "everbeat.cli.plan", "Print schedules and alert rules as a file for plan and apply: as YAML, or as JSON with -o json."
     ),
     "import": LazyCommand("everbeat.cli.imports", "Create schedules from those of another scheduler."),
     "incident": LazyCommand("everbeat.cli.alerts", "List, show and acknowledge what alert rules have found."),

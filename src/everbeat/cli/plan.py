@@ -1,4 +1,4 @@
-"""The commands that compare schedules with a file, apply the file, and export schedules to a file."""
+"""The commands that compare schedules and alert rules with a file, apply the file, and export both to a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 import click
@@ -19,6 +19,9 @@ from everbeat.cli.examples import examples
 from everbeat.cli.exit_codes import ExitCode
 from everbeat.cli.output import has_colors, load_yaml, printable
 from everbeat.cli.schedules import schedule_path
+from everbeat.client.errors import NotFoundProblem
+from everbeat.client.requests import path_segment
+from everbeat.core.alert_plans import AlertChange, AlertPlan, FileAlert, exported_alert, plan_alerts, read_alerts
 from everbeat.core.change_plans import (
     ChangeKind,
     ChangePlan,
@@ -30,7 +33,8 @@ from everbeat.core.change_plans import (
     redacted_headers,
 )
 from everbeat.core.definitions import rfc3339
-from everbeat.core.errors import EverbeatError
+from everbeat.core.errors import EverbeatError, InvalidInput
+from everbeat.core.target_secrets import REDACTED
 from everbeat.core.zones import load_zone
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +45,38 @@ _SIGNS = {ChangeKind.CREATE: ("+", "green"), ChangeKind.UPDATE: ("~", "yellow"),
 
 
 class OwnedByAnotherFile(EverbeatError):
-    """A schedule of the file belongs to another file."""
+    """A schedule or an alert rule of the file belongs to another file."""
+
+
+class PlanFile(NamedTuple):
+    schedules: ScheduleFile
+    alerts: dict[str, FileAlert]
+
+    @property
+    def owner(self) -> str:
+        return self.schedules.owner
+
+
+class FilePlan(NamedTuple):
+    """What a file would change."""
+
+    schedules: ChangePlan
+    alerts: AlertPlan
+
+    @property
+    def changes(self) -> list[ScheduleChange | AlertChange]:
+        return [*self.schedules.changes, *self.alerts.changes]
+
+    @property
+    def total(self) -> int:
+        return len(self.changes)
+
+    @property
+    def unchanged(self) -> int:
+        return self.schedules.unchanged + self.alerts.unchanged
+
+    def count_of(self, kind: ChangeKind) -> int:
+        return sum(change.kind is kind for change in self.changes)
 
 
 def _plan_options(command: F) -> F:
@@ -57,8 +92,8 @@ def _plan_options(command: F) -> F:
         click.option(
             "--owner", help="The name of the file in the label everbeat.file (its `owner`, or its name without the ending)."
         ),
-        click.option("--prune", is_flag=True, help="Delete schedules of this owner that are not in the file."),
-        click.option("--take-over", is_flag=True, help="Also change schedules that another file owns."),
+        click.option("--prune", is_flag=True, help="Delete schedules and alert rules of this owner that are not in the file."),
+        click.option("--take-over", is_flag=True, help="Also change schedules and alert rules that another file owns."),
     )
     for option in reversed(options):
         command = option(command)
@@ -75,7 +110,7 @@ def plan(context: click.Context, session: Session, path: Path, owner: str | None
     found = _plan(session, file, prune, take_over)
     _show(session, file, found)
     _refuse_conflicts(found)
-    context.exit(ExitCode.CHANGES if found.changes else ExitCode.DONE)
+    context.exit(ExitCode.CHANGES if found.total else ExitCode.DONE)
 
 
 @click.command(epilog=examples("everbeat apply -f schedules.yaml", "everbeat apply -f schedules.yaml --prune --yes"))
@@ -86,46 +121,75 @@ def plan(context: click.Context, session: Session, path: Path, owner: str | None
 def apply(
     session: Session, path: Path, owner: str | None, prune: bool, take_over: bool, yes: bool, expect_count: int | None
 ) -> None:
-    """Create and update the schedules of a file, and with --prune delete those that it no longer has."""
+    """Create and update the schedules and alert rules of a file; --prune deletes those no longer in it."""
     file = _read(path, owner)
     found = _plan(session, file, prune, take_over)
     _show(session, file, found)
     _refuse_conflicts(found)
-    if found.changes:
-        count = len(found.changes)
-        confirm_count(f"make {count} changes", count, yes=yes, expected=expect_count)
+    if found.total:
+        confirm_count(f"make {found.total} changes", found.total, yes=yes, expected=expect_count)
     _write(session, file, found)
 
 
-def _write(session: Session, file: ScheduleFile, found: ChangePlan) -> None:
+def _write(session: Session, file: PlanFile, found: FilePlan) -> None:
     """Write in batches. Each step can be repeated, so after an interruption the next run makes the changes that are left."""
-    deleted = [change.name for change in found.changes if change.kind is ChangeKind.DELETE]
+    to_write, definitions = found.schedules.to_write, file.schedules.definitions
+    deleted = [schedule_path(change.name) for change in found.schedules.changes if change.kind is ChangeKind.DELETE]
+    deleted += [_alert_path(change.name) for change in found.alerts.changes if change.kind is ChangeKind.DELETE]
     statuses: list[str] = []
-    with click.progressbar(length=len(found.to_write) + len(deleted), file=sys.stderr, label="apply") as bar:
-        for start in range(0, len(found.to_write), _BATCH):
-            names = found.to_write[start : start + _BATCH]
-            written = session.app.client.schedules.put_many([file.definitions[name] for name in names])
+    length = len(to_write) + len(found.alerts.to_write) + len(deleted)
+    with click.progressbar(length=length, file=sys.stderr, label="apply") as bar:
+        for start in range(0, len(to_write), _BATCH):
+            names = to_write[start : start + _BATCH]
+            written = session.app.client.schedules.put_many([definitions[name] for name in names])
             statuses += [one.status for one in written]
             bar.update(len(names))
-        for name in deleted:
-            session.send("DELETE", schedule_path(name))
+        statuses += [_write_alert(session, name, found.alerts, bar.update) for name in found.alerts.to_write]
+        for path in deleted:
+            session.send("DELETE", path)
             bar.update(1)
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in ("created", "updated"))
-    click.echo(
-        f"{counts}, {len(deleted)} deleted, {len(file.specs) - len(statuses) + statuses.count('unchanged')} unchanged", err=True
-    )
+    unchanged = len(file.schedules.specs) + len(file.alerts) - len(statuses) + statuses.count("unchanged")
+    click.echo(f"{counts}, {len(deleted)} deleted, {unchanged} unchanged", err=True)
 
 
-def _read(path: Path, owner: str | None) -> ScheduleFile:
+def _write_alert(session: Session, name: str, found: AlertPlan, done: Callable[[int], None]) -> str:
+    """Write a rule. Returns what happened to it, as batches of schedules say it."""
+    session.send("PUT", _alert_path(name), found.to_write[name])
+    done(1)
+    planned = {change.name: change.kind for change in found.changes}
+    return {ChangeKind.CREATE: "created", ChangeKind.UPDATE: "updated"}.get(planned.get(name, ChangeKind.DELETE), "unchanged")
+
+
+def _alert_path(name: str) -> str:
+    return f"/v1/alerts/{path_segment(name)}"
+
+
+def _read(path: Path, owner: str | None) -> PlanFile:
     try:
         with click.open_file(str(path), encoding="utf-8") as opened:
             text = opened.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise EverbeatError(f"{path} cannot be read ({error})") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise EverbeatError(f"{path} cannot be read: {reason}") from None
     data = _parse(text, path)
     if owner is not None and isinstance(data, dict):
         data = {**data, "owner": owner}
-    return read_schedule_file(data, path.stem if str(path) != "-" else "stdin")
+    return _checked(data, path.stem if str(path) != "-" else "stdin")
+
+
+def _checked(data: Any, default_owner: str) -> PlanFile:
+    """Validate the content of a file. The errors of schedules and of alert rules are reported together."""
+    try:
+        file = read_schedule_file(data, default_owner)
+    except InvalidInput as error:
+        if isinstance(data, dict) and "alerts" in data:
+            try:
+                read_alerts(data["alerts"], default_owner)
+            except InvalidInput as other:
+                raise InvalidInput(*error.errors, *other.errors) from None
+        raise
+    return PlanFile(file, read_alerts(data.get("alerts", []), file.owner))
 
 
 def _parse(text: str, path: Path) -> Any:
@@ -139,45 +203,60 @@ def _parse(text: str, path: Path) -> Any:
     except EverbeatError:
         raise
     except Exception as error:  # each parser has its own errors
-        raise EverbeatError(f"{path} cannot be parsed: {error}") from None
+        raise EverbeatError(f"{path} cannot be parsed: {' '.join(str(error).split())}") from None
 
 
-def _plan(session: Session, file: ScheduleFile, prune: bool, take_over: bool) -> ChangePlan:
-    existing = session.list("/v1/schedules", None)
-    return plan_changes(file, existing, datetime.now(UTC), prune=prune, take_over=take_over)
+def _plan(session: Session, file: PlanFile, prune: bool, take_over: bool) -> FilePlan:
+    schedules = session.list("/v1/schedules", None)
+    return FilePlan(
+        plan_changes(file.schedules, schedules, datetime.now(UTC), prune=prune, take_over=take_over),
+        plan_alerts(file.alerts, file.owner, _existing_alerts(session), prune=prune, take_over=take_over),
+    )
 
 
-def _refuse_conflicts(found: ChangePlan) -> None:
-    if found.conflicts:
-        name, owner = next(iter(found.conflicts.items()))
+def _existing_alerts(session: Session) -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = session.list("/v1/alerts", None)
+    except NotFoundProblem:  # a server of version 0.1
+        return []
+    return found
+
+
+def _refuse_conflicts(found: FilePlan) -> None:
+    conflicts = {**found.schedules.conflicts, **{f"the alert {name}": owner for name, owner in found.alerts.conflicts.items()}}
+    if conflicts:
+        name, owner = next(iter(conflicts.items()))
+        what = "schedules" if not found.alerts.conflicts else "schedules or alert rules"
         raise OwnedByAnotherFile(
-            f"{len(found.conflicts)} schedules belong to another file, such as {name} to {owner}; "
+            f"{len(conflicts)} {what} belong to another file, such as {name} to {owner}; "
             "remove them from one of the files, or add --take-over"
         )
 
 
-def _show(session: Session, file: ScheduleFile, found: ChangePlan) -> None:
+def _show(session: Session, file: PlanFile, found: FilePlan) -> None:
     if not session.printer.is_table:
         session.printer.data(_as_data(file, found))
         return
-    for change in found.changes[:_MAX_SHOWN]:
-        for line in _lines_of(change, file):
+    changes = found.changes
+    for change in changes[:_MAX_SHOWN]:
+        for line in _lines_of(change, file.schedules):
             click.echo(line)
-    if len(found.changes) > _MAX_SHOWN:
-        click.echo(f"… and {len(found.changes) - _MAX_SHOWN} more; all are in -o json")
-    if found.prunable:
-        click.echo(f"{len(found.prunable)} schedules of {file.owner} are not in the file; --prune deletes them", err=True)
-    counts = ", ".join(f"{found.count(kind)} to {kind.value}" for kind in ChangeKind)
+    if len(changes) > _MAX_SHOWN:
+        click.echo(f"… and {len(changes) - _MAX_SHOWN} more; all are in -o json")
+    for what, prunable in (("schedules", found.schedules.prunable), ("alert rules", found.alerts.prunable)):
+        if prunable:
+            click.echo(f"{len(prunable)} {what} of {file.owner} are not in the file; --prune deletes them", err=True)
+    counts = ", ".join(f"{found.count_of(kind)} to {kind.value}" for kind in ChangeKind)
     click.echo(f"{counts}, {found.unchanged} unchanged")
 
 
-def _lines_of(change: ScheduleChange, file: ScheduleFile) -> Iterator[str]:
+def _lines_of(change: ScheduleChange | AlertChange, file: ScheduleFile) -> Iterator[str]:
     sign, color = _SIGNS[change.kind]
-    first = f"{sign} {change.name}"
+    first = f"{sign} {'alert ' if isinstance(change, AlertChange) else ''}{change.name}"
     yield click.style(first, fg=color) if has_colors() else first
     for each in change.fields:
         yield f"    {printable(each.field)}: {_value(each.old)} -> {_value(each.new)}"
-    if change.kind is not ChangeKind.DELETE:
+    if isinstance(change, ScheduleChange) and change.kind is not ChangeKind.DELETE:
         zone = load_zone(file.specs[change.name].rule.timezone)
         if change.old_ticks:
             yield f"    next ticks were: {_ticks(change.old_ticks, zone)}"
@@ -193,19 +272,30 @@ def _ticks(ticks: Sequence[datetime], zone: ZoneInfo) -> str:
     return ", ".join(tick.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z") for tick in ticks)
 
 
-def _as_data(file: ScheduleFile, found: ChangePlan) -> dict[str, Any]:
+def _as_data(file: PlanFile, found: FilePlan) -> dict[str, Any]:
     changes = [
         {
-            "change": change.kind.value,
-            "name": change.name,
-            "fields": [each._asdict() for each in change.fields],
+            **_change_data("schedule", change),
             "old_ticks": [rfc3339(tick) for tick in change.old_ticks],
             "new_ticks": [rfc3339(tick) for tick in change.new_ticks],
         }
-        for change in found.changes
+        for change in found.schedules.changes
     ]
-    rest = {"unchanged": found.unchanged, "conflicts": dict(found.conflicts), "prunable": list(found.prunable)}
-    return {"owner": file.owner, "changes": changes, **rest}
+    changes += [_change_data("alert", change) for change in found.alerts.changes]
+    return {
+        "owner": file.owner,
+        "changes": changes,
+        "unchanged": found.unchanged,
+        "conflicts": dict(found.schedules.conflicts),
+        "prunable": list(found.schedules.prunable),
+        "alert_conflicts": dict(found.alerts.conflicts),
+        "prunable_alerts": list(found.alerts.prunable),
+    }
+
+
+def _change_data(subject: str, change: ScheduleChange | AlertChange) -> dict[str, Any]:
+    fields = [each._asdict() for each in change.fields]
+    return {"subject": subject, "change": change.kind.value, "name": change.name, "fields": fields}
 
 
 @click.command(epilog=examples("everbeat export > schedules.yaml", "everbeat export --name-prefix report- -o json"))
@@ -213,13 +303,17 @@ def _as_data(file: ScheduleFile, found: ChangePlan) -> dict[str, Any]:
 @click.option("--owner", default="exported", show_default=True, help="The owner to write into the file.")
 @session_options
 def export(session: Session, name_prefix: str | None, owner: str) -> None:
-    """Print schedules as a file for plan and apply: as YAML, or as JSON with -o json."""
+    """Print schedules and alert rules as a file for plan and apply: as YAML, or as JSON with -o json."""
     found = [exported(one) for one in session.list("/v1/schedules", None, name_prefix=name_prefix)]
     for definition in found:
         if headers := redacted_headers(definition):
             session.printer.note(f"{definition['name']}: the values of {', '.join(headers)} are secret and not exported")
+    rules = [exported_alert(one) for one in _existing_alerts(session) if one["name"].startswith(name_prefix or "")]
+    for rule in rules:
+        if REDACTED in str(rule["notify"]):
+            session.printer.note(f"the alert {rule['name']}: secrets in its targets are not exported")
     session.printer.format = "json" if session.printer.format == "json" else "yaml"
-    session.printer.data({"owner": owner, "schedules": found})
+    session.printer.data({"owner": owner, "schedules": found} | ({"alerts": rules} if rules else {}))
 
 
 @click.command(epilog=examples("everbeat schema > schedules.schema.json"))

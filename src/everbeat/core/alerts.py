@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.errors import FieldError, InvalidInput
-from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
+from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name, label_errors
 from everbeat.core.quiet_times import CLOCK_MESSAGE, ClockText, QuietTimes, parse_clock, quiet_errors, zone_error
 from everbeat.core.target_secrets import redaction_errors, shown_target, with_stored_secrets
 from everbeat.core.targets import Target, TargetRules, target_errors
@@ -135,7 +135,8 @@ class AlertInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     `notify`: the targets that get the notifications. `quiet`: when none are sent. `remind_seconds`: how often an open incident
     that nobody has acknowledged is reported again. `group_seconds`: incidents that open within this time after a notification
-    are reported together. `notify_resolved`: whether the end of an incident is reported.
+    are reported together. `notify_resolved`: whether the end of an incident is reported. `labels`: of the rule itself; they do
+    not affect what it concerns.
     """
 
     when: When
@@ -146,6 +147,7 @@ class AlertInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     group_seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60
     notify_resolved: bool = True
     description: str = ""
+    labels: dict[str, str] = {}
     enabled: bool = True
 
 
@@ -184,13 +186,7 @@ def new_alert(
     notify, errors = _with_stored_secrets(given.notify, () if existing is None else existing.given.notify)
     if not is_name(name):
         errors.append(FieldError("name", NAME_MESSAGE))
-    errors += [*_when_errors(given.when), *_match_errors(given), *_target_errors(notify, rules)]
-    if given.quiet is not None:
-        errors += quiet_errors(given.quiet)
-    text = given.description
-    if len(text) > MAX_DESCRIPTION_CHARACTERS or has_control_characters(text) or not is_encodable(text):
-        message = f"must be at most {MAX_DESCRIPTION_CHARACTERS} characters, without control characters"
-        errors.append(FieldError("description", message))
+    errors += [*definition_errors(given), *_target_errors(notify, rules)]
     if errors:
         raise InvalidInput(*errors)
     return AlertRule(
@@ -201,6 +197,18 @@ def new_alert(
         created_at=now if existing is None else existing.created_at,
         updated_at=now,
     )
+
+
+def definition_errors(given: AlertInput) -> list[FieldError]:
+    """Return the errors of a rule that do not depend on the server: all but those of its targets."""
+    errors = [*_when_errors(given.when), *_match_errors(given), *label_errors(given.labels)]
+    if given.quiet is not None:
+        errors += quiet_errors(given.quiet)
+    text = given.description
+    if len(text) > MAX_DESCRIPTION_CHARACTERS or has_control_characters(text) or not is_encodable(text):
+        message = f"must be at most {MAX_DESCRIPTION_CHARACTERS} characters, without control characters"
+        errors.append(FieldError("description", message))
+    return errors
 
 
 def shown_alert(given: AlertInput) -> AlertInput:

@@ -80,11 +80,12 @@ class ChangePlan(NamedTuple):
 
 
 def read_schedule_file(data: Any, default_owner: str) -> ScheduleFile:
-    """Validate the content of a file. Raises InvalidInput with the errors of all schedules."""
-    if not isinstance(data, Mapping) or not isinstance(data.get("schedules"), list):
-        raise InvalidInput.of("schedules", "the file must be an object with a list `schedules`")
-    if unknown := sorted(set(data) - {"owner", "defaults", "schedules", "$schema"}):
-        raise InvalidInput.of(str(unknown[0]), "is unknown; a file has owner, defaults and schedules")
+    """Validate the schedules of a file; for its alert rules see alert_plans.py. Raises InvalidInput with all errors."""
+    schedules = data.get("schedules", [] if "alerts" in data else None) if isinstance(data, Mapping) else None
+    if not isinstance(data, Mapping) or not isinstance(schedules, list):
+        raise InvalidInput.of("schedules", "the file must be an object with a list `schedules`, or a list `alerts`")
+    if unknown := sorted(set(data) - {"owner", "defaults", "schedules", "alerts", "$schema"}):
+        raise InvalidInput.of(str(unknown[0]), "is unknown; a file has owner, defaults, schedules and alerts")
     owner = data.get("owner", default_owner)
     if not isinstance(owner, str) or not is_name(owner):
         raise InvalidInput.of("owner", NAME_MESSAGE)
@@ -92,7 +93,7 @@ def read_schedule_file(data: Any, default_owner: str) -> ScheduleFile:
     if not isinstance(defaults, Mapping):
         raise InvalidInput.of("defaults", "must be an object with fields of a schedule")
     found, errors = ScheduleFile(owner, {}, {}), list[FieldError]()
-    for index, each in enumerate(data["schedules"]):
+    for index, each in enumerate(schedules):
         where = f"schedules[{index}]"
         try:
             _add(found, _merged(defaults, each, where), where)
@@ -112,18 +113,18 @@ def _merged(defaults: Mapping[str, Any], given: Any, where: str) -> dict[str, An
     for field in _MERGED:
         if isinstance(defaults.get(field), Mapping) and isinstance(given.get(field), Mapping):
             merged[field] = {**defaults[field], **given[field]}
-    return {key: _json_value(value) for key, value in merged.items()}
+    return {key: json_value(value) for key, value in merged.items()}
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Return the value as JSON would have it. YAML and TOML have times."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise InvalidInput.of("at", f"{value.isoformat()} has no offset; write it with one, as in 2026-11-01T02:00:00Z")
         return value.astimezone(UTC).isoformat()
     if isinstance(value, Mapping):
-        return {str(key): _json_value(one) for key, one in value.items()}
-    return [_json_value(one) for one in value] if isinstance(value, list) else value
+        return {str(key): json_value(one) for key, one in value.items()}
+    return [json_value(one) for one in value] if isinstance(value, list) else value
 
 
 def _add(file: ScheduleFile, definition: dict[str, Any], where: str) -> None:

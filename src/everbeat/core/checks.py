@@ -10,9 +10,9 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.core.definitions import TriggerInput, label_errors
+from everbeat.core.definitions import TriggerInput
 from everbeat.core.errors import FieldError, InvalidInput
-from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
+from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name, label_errors
 from everbeat.core.rules import Rule, TriggerKind
 from everbeat.core.timeline import compile_rule
 

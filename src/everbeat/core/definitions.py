@@ -17,7 +17,7 @@ from everbeat.core.alerts import AlertKind
 from everbeat.core.errors import FieldError, InvalidInput, TooLarge
 from everbeat.core.hooks import NO_HOOKS, Hooks, hook_errors
 from everbeat.core.json_text import is_nested_deeper
-from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
+from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name, label_errors
 from everbeat.core.rules import TRIGGER_FIELDS, DstFold, DstGap, Rule, TriggerKind, default_gap
 from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, RetryKind, Spec, default_concurrency
 from everbeat.core.targets import NO_RULES, TARGET_KINDS, Target, TargetRules, target_errors
@@ -294,18 +294,6 @@ def _text_errors(definition: ScheduleDefinition) -> list[FieldError]:
     if len(text) > 2000 or has_control_characters(text) or not is_encodable(text):
         errors.append(FieldError("description", "must be at most 2000 characters, without control characters"))
     return errors + label_errors(definition.labels)
-
-
-def label_errors(labels: dict[str, str]) -> list[FieldError]:
-    errors = []
-    if len(labels) > 32:
-        errors.append(FieldError("labels", "must have at most 32 labels"))
-    for key, value in labels.items():
-        if not is_name(key) or len(value) > 256 or has_control_characters(value) or not is_encodable(value):
-            errors.append(
-                FieldError(f"labels.{key[:40]!r}", "names must be valid schedule names; values must be at most 256 characters")
-            )
-    return errors
 
 
 def retry_errors(retry: Retry) -> list[FieldError]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+
+from everbeat.core.errors import FieldError
 
 NAME_LENGTH = 200
 NAME_MESSAGE = "must be 1 to 200 characters: letters A-Z and a-z, digits, and . _ : -"
@@ -27,3 +30,16 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def label_errors(labels: Mapping[str, str]) -> list[FieldError]:
+    """Return the errors of the labels of a schedule, a task, a check or an alert rule."""
+    errors = []
+    if len(labels) > 32:
+        errors.append(FieldError("labels", "must have at most 32 labels"))
+    for key, value in labels.items():
+        if not is_name(key) or len(value) > 256 or has_control_characters(value) or not is_encodable(value):
+            errors.append(
+                FieldError(f"labels.{key[:40]!r}", "names must be valid schedule names; values must be at most 256 characters")
+            )
+    return errors

@@ -14,14 +14,13 @@ import msgspec
 from everbeat.core.definitions import (
     MAX_ROW_PAYLOAD_BYTES,
     check_payload_size,
-    label_errors,
     retry_errors,
     utc,
 )
 from everbeat.core.errors import FieldError, InvalidInput
 from everbeat.core.hooks import NO_HOOKS, hook_errors, hooks_text, hooks_with_stored_secrets
 from everbeat.core.leases import attempt_deadline, lease_end
-from everbeat.core.names import NAME_MESSAGE, is_name
+from everbeat.core.names import NAME_MESSAGE, is_name, label_errors
 from everbeat.core.partitioning import partition_of
 from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
 from everbeat.core.schedules import Retry, Schedule

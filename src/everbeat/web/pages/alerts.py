@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote
 
+import msgspec
+
 from everbeat.api import paging
 from everbeat.api.alerts import alert_response
 from everbeat.api.messages import ApiRequest, Response
@@ -47,6 +49,9 @@ async def put_alert(request: ApiRequest) -> Response:
     is_new = form.is_set("name") or path_name == _NEW
     try:
         given = alert_of_form(form)
+        if not is_new:  # the form has no field for labels
+            existing_rule = await request.context.alerts.get(request.tenant_id, path_name)
+            given = msgspec.structs.replace(given, labels=existing_rule.given.labels)
         rule, _ = await request.context.alerts.put(
             request.tenant_id, form.text("name") or path_name, given, must_be_new=is_new, by=request.caller
         )
