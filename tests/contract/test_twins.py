@@ -55,6 +55,8 @@ ONLY_SQLITE = {
     "task_finish_insert",
     "task_heartbeat_find",
     "task_promote_next",
+    "task_submit_different",
+    "task_submit_equal",
     "task_submit_paused",
     "tick_fire_clear",
     "tick_fire_decide",

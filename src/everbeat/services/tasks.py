@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -65,6 +67,14 @@ class _WriteResult(NamedTuple):
     error: EverbeatError | None = None
 
 
+class _TenantLock:
+    """Held while a large batch of the tenant is written. `users`: how many batches hold it or wait for it."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
+
+
 class TaskPage(NamedTuple):
     """A page of tasks. `next_before`: where the next page begins, if there may be one."""
 
@@ -91,6 +101,7 @@ class TaskService:
         self._long_polls = long_polls
         self._publisher = publisher
         self._payloads = payloads or LargePayloads(BlobStore(None))
+        self._tenant_locks: dict[UUID, _TenantLock] = {}
         self._submits: GroupCommit[_SubmitGroup, _WriteResult] = GroupCommit(
             self._write_together,
             max_rows=_MAX_ROWS,
@@ -207,10 +218,35 @@ class TaskService:
         if now is None and len(group.tasks) <= _MAX_SHARED_TASKS:
             result = await self._submits.add(group)
         else:
-            (result,) = await retry_while_locked(lambda: self._write_together([group], now))
+            async with self._alone_if_large(group):
+                (result,) = await retry_while_locked(lambda: self._write_together([group], now))
         if result.error is not None:
             raise result.error
         return result
+
+    @contextlib.asynccontextmanager
+    async def _alone_if_large(self, group: _SubmitGroup) -> AsyncIterator[None]:
+        """Write the large batches of a tenant one after the other, so that one tenant does not occupy the database."""
+        if len(group.tasks) <= _MAX_ROWS:
+            yield
+            return
+        tenant_id = group.tasks[0].tenant_id
+        held = self._tenant_locks.setdefault(tenant_id, _TenantLock())
+        held.users += 1
+        try:
+            async with held.lock:
+                yield
+        finally:
+            held.users -= 1
+            if not held.users:
+                del self._tenant_locks[tenant_id]
+
+    async def _publish(self, submitted: SubmitResult) -> None:
+        """Publish the changes of a batch in steps, between which other work runs on the event loop."""
+        for start in range(0, len(submitted.changes), _MAX_ROWS):
+            if start:
+                await asyncio.sleep(0)
+            self._publisher.publish(submitted.changes[start : start + _MAX_ROWS], now=submitted.now)
 
     async def _write_together(
         self, groups: list[_SubmitGroup], now: datetime | None = None, *, hand_over: bool = True
@@ -233,7 +269,7 @@ class TaskService:
             await handoff.deliver((), None)
             return await self._write_apart(groups, submitted, now)
         await handoff.deliver({change.id for change in submitted.changes}, submitted.now)
-        self._publisher.publish(submitted.changes, now=submitted.now)
+        await self._publish(submitted)
         results, start = [], 0
         for group in groups:
             end = start + len(group.tasks)

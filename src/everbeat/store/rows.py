@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -37,7 +38,7 @@ from everbeat.core.tasks import (
 )
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
 from everbeat.core.workers import WorkerInfo, WorkerState
-from everbeat.store.task_changes import claimed_changes, fired_change, submitted_changes
+from everbeat.store.task_changes import SLICE, claimed_changes, fired_change
 from everbeat.store.values import (
     AuditedSchedule,
     ClaimRequest,
@@ -602,7 +603,23 @@ class KeyedTasks(NamedTuple):
 
 def group_by_key(tasks: Sequence[NewTask]) -> KeyedTasks:
     keyed = KeyedTasks({}, [], {}, set())
-    for index, task in enumerate(tasks):
+    _group(keyed, tasks, range(len(tasks)))
+    return keyed
+
+
+async def group_in_steps(tasks: Sequence[NewTask]) -> KeyedTasks:
+    """Group a batch that may be large by key. Between two steps, other work runs on the event loop."""
+    keyed = KeyedTasks({}, [], {}, set())
+    for start in range(0, len(tasks), SLICE):
+        if start:
+            await asyncio.sleep(0)
+        _group(keyed, tasks, range(start, min(start + SLICE, len(tasks))))
+    return keyed
+
+
+def _group(keyed: KeyedTasks, tasks: Sequence[NewTask], indexes: range) -> None:
+    for index in indexes:
+        task = tasks[index]
         if task.key is None:
             keyed.unkeyed.append(index)
             continue
@@ -612,7 +629,6 @@ def group_by_key(tasks: Sequence[NewTask]) -> KeyedTasks:
             known = tasks[first].key
             if known is not None and known.fingerprint != task.key.fingerprint:
                 keyed.mismatched.add(index)
-    return keyed
 
 
 def mismatched_keys(tasks: Sequence[NewTask], keyed: KeyedTasks, taken: Mapping[int, tuple[UUID, bytes]]) -> set[int]:
@@ -631,7 +647,7 @@ def schedule_ids_of(rows: Iterable[Row]) -> frozenset[UUID]:
 
 def submit_result(
     tasks: Sequence[NewTask],
-    written: Sequence[NewTask],
+    changes: list[TaskChange],
     keyed: KeyedTasks,
     now: datetime,
     taken: Mapping[int, tuple[UUID, bytes]],
@@ -644,7 +660,7 @@ def submit_result(
     for index, first in keyed.repeats.items():
         ids[index] = ids[first]
     repeated = frozenset(taken) | frozenset(keyed.repeats)
-    return SubmitResult(now, ids, repeated, frozenset(mismatched), submitted_changes(written, now))
+    return SubmitResult(now, ids, repeated, frozenset(mismatched), changes)
 
 
 MAX_LOG_BYTES = 1024 * 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,10 +26,22 @@ _FINAL_KINDS = {
     TaskState.DEAD: TaskChangeKind.DEAD,
     TaskState.CANCELLED: TaskChangeKind.CANCELLED,
 }
+# How many rows of a batch are processed at a time. Between two steps, other work runs on the event loop.
+SLICE = 1000
 
 
 def submitted_changes(tasks: Iterable[NewTask], now: datetime) -> list[TaskChange]:
     return [_submitted(task, now) for task in tasks]
+
+
+async def submitted_in_steps(tasks: Sequence[NewTask], now: datetime) -> list[TaskChange]:
+    """The changes of a batch that may be large."""
+    changes: list[TaskChange] = []
+    for start in range(0, len(tasks), SLICE):
+        if start:
+            await asyncio.sleep(0)
+        changes += submitted_changes(tasks[start : start + SLICE], now)
+    return changes
 
 
 def _submitted(task: NewTask, now: datetime) -> TaskChange:

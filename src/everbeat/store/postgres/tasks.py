@@ -24,15 +24,17 @@ from everbeat.store.postgres.connections import Connection, fetch_on, retry_on_s
 from everbeat.store.rows import (
     CANCEL_REASONS,
     KeyedTasks,
-    group_by_key,
+    group_in_steps,
     mismatched_keys,
     schedule_ids_of,
     submit_result,
 )
 from everbeat.store.shared import Rollback
 from everbeat.store.task_changes import (
+    SLICE,
     cancel_requested_change,
     cancelled_change,
+    submitted_in_steps,
     waiting_change,
 )
 from everbeat.store.values import (
@@ -52,18 +54,45 @@ class PostgresTasks(PostgresBase):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> SubmitResult:
-        keyed = group_by_key(tasks)
+        keyed = await group_in_steps(tasks)
         if not tasks:
-            return submit_result(tasks, (), keyed, await self.clock(now=now), {}, set())
+            return submit_result(tasks, [], keyed, await self.clock(now=now), {}, set())
         if not keyed.repeats and not audit_log:
             with contextlib.suppress(KeyTaken):
                 # Not repeated while a key is locked: other requests may share this write.
-                query, values = self._queries["task_submit"], {**task_columns(tasks), **key_columns(tasks, keyed.firsts)}
-                (row,) = await retry_on_serialization_failure(
-                    lambda: self._connections.fetch_once(self._pool_name, query, now=now, **values)
-                )
-                return submit_result(tasks, tasks, keyed, row["moment"], {}, set())
+                moment = await retry_on_serialization_failure(lambda: self._submit_new(tasks, keyed, now))
+                return submit_result(tasks, await submitted_in_steps(tasks, moment), keyed, moment, {}, set())
         return await self._submit_some(tasks, keyed, requires_new_keys, audit_log, now)
+
+    async def _submit_new(self, tasks: Sequence[NewTask], keyed: KeyedTasks, now: datetime | None) -> datetime:
+        """Submit tasks whose keys are all new. Raises KeyTaken otherwise."""
+        if len(tasks) <= SLICE:
+            values = {**task_columns(tasks), **key_columns(tasks, keyed.firsts)}
+            (row,) = await self._connections.fetch_once(self._pool_name, self._queries["task_submit"], now=now, **values)
+            moment: datetime = row["moment"]
+            return moment
+        async with self._transaction("task_submit") as connection:
+            return await self._insert_slices(connection, tasks, tasks, keyed.firsts, now)
+
+    async def _insert_slices(
+        self,
+        connection: Connection,
+        tasks: Sequence[NewTask],
+        keyed_tasks: Sequence[NewTask],
+        firsts: Mapping[tuple[UUID, str], int],
+        now: datetime | None,
+    ) -> datetime:
+        """Insert tasks, and the keys of `keyed_tasks`, by several statements.
+
+        To encode the values of one statement for a large batch would block the event loop.
+        """
+        parts = _key_parts(firsts)
+        for number, start in enumerate(range(0, len(tasks), SLICE)):
+            part = tasks[start : start + SLICE]
+            keys = key_columns(keyed_tasks, parts[number] if number < len(parts) else {})
+            (row,) = await fetch_on(connection, self._queries["task_submit"], **task_columns(part), **keys, now=now)
+        moment: datetime = row["moment"]
+        return moment
 
     async def _submit_some(
         self,
@@ -87,31 +116,32 @@ class PostgresTasks(PostgresBase):
                 new = sorted([*keyed.unkeyed, *(index for index in keyed.firsts.values() if index not in taken)])
                 if new:
                     new_tasks = [tasks[index] for index in new]
-                    values = {**task_columns(new_tasks), **key_columns(tasks, {}), "now": now}
-                    (row,) = await fetch_on(connection, self._queries["task_submit"], **values)
-                    moment = row["moment"]
+                    moment = await self._insert_slices(connection, new_tasks, tasks, {}, now)
                     await write_audit_log(connection, self._queries, audit_log, now)
                     written = new_tasks
         except Rollback:
             pass
-        return submit_result(tasks, written, keyed, moment, taken, mismatched)
+        return submit_result(tasks, await submitted_in_steps(written, moment), keyed, moment, taken, mismatched)
 
     async def _insert_keys(
         self, connection: Connection, tasks: Sequence[NewTask], firsts: Mapping[tuple[UUID, str], int], now: datetime | None
     ) -> dict[int, tuple[UUID, bytes]]:
         """Insert the free keys. For each taken key, returns the earlier task and fingerprint, by the index of the new task."""
-        rows = await fetch_on(connection, self._queries["task_key_insert"], now=now, **key_columns(tasks, firsts))
-        inserted = {row["task_id"] for row in rows}
+        inserted: set[UUID] = set()
+        for part in _key_parts(firsts):
+            rows = await fetch_on(connection, self._queries["task_key_insert"], now=now, **key_columns(tasks, part))
+            inserted |= {row["task_id"] for row in rows}
         taken = {pair: index for pair, index in firsts.items() if tasks[index].id not in inserted}
         if not taken:
             return {}
-        found = await fetch_on(
-            connection,
-            self._queries["task_key_find"],
-            tenant_ids=[tenant_id for tenant_id, _ in taken],
-            keys=[key for _, key in taken],
-        )
-        return {taken[row["tenant_id"], row["key"]]: (row["task_id"], row["fingerprint"]) for row in found}
+        found: dict[int, tuple[UUID, bytes]] = {}
+        pairs = list(taken)
+        for start in range(0, len(pairs), SLICE):
+            keys = pairs[start : start + SLICE]
+            values = {"tenant_ids": [tenant_id for tenant_id, _ in keys], "keys": [key for _, key in keys]}
+            rows = await fetch_on(connection, self._queries["task_key_find"], **values)
+            found |= {taken[row["tenant_id"], row["key"]]: (row["task_id"], row["fingerprint"]) for row in rows}
+        return found
 
     async def task_promote(self, *, limit: int, now: datetime | None = None) -> PromoteResult:
         rows = await self._read("task_promote", limit=limit, now=now)
@@ -205,6 +235,14 @@ class PostgresTasks(PostgresBase):
 
         rows = await self._retry(write)
         return [waiting_change(row, TaskChangeKind.RESCHEDULED) for row in rows]
+
+
+def _key_parts(firsts: Mapping[tuple[UUID, str], int]) -> list[Mapping[tuple[UUID, str], int]]:
+    """Split the keys of a batch. Sorted, so that two batches with the same keys insert them in about the same order."""
+    if len(firsts) <= SLICE:
+        return [firsts]
+    pairs = sorted(firsts.items(), key=lambda pair: pair[0][1])
+    return [dict(pairs[start : start + SLICE]) for start in range(0, len(pairs), SLICE)]
 
 
 def key_columns(tasks: Sequence[NewTask], firsts: Mapping[tuple[UUID, str], int]) -> dict[str, list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from everbeat.core.access import AuditLogEntry
@@ -17,7 +17,7 @@ from everbeat.core.tasks import (
 from everbeat.store.rows import (
     CANCEL_REASONS,
     KeyedTasks,
-    group_by_key,
+    group_in_steps,
     mismatched_keys,
     submit_result,
     text_of,
@@ -26,9 +26,11 @@ from everbeat.store.sqlite.audit_log import write_audit_log
 from everbeat.store.sqlite.base import SqliteBase
 from everbeat.store.sqlite.connections import SqliteSession
 from everbeat.store.sqlite.conversions import hex_text, to_microseconds
+from everbeat.store.sqlite.submits import MIN_ROWS, Insert, inserts_of, prepare_inserts, run_inserts, run_time
 from everbeat.store.task_changes import (
     cancel_requested_change,
     cancelled_change,
+    submitted_in_steps,
     waiting_change,
 )
 from everbeat.store.values import (
@@ -41,6 +43,15 @@ from everbeat.store.values import (
 Values = tuple[Any, ...]
 
 
+class _Submitted(NamedTuple):
+    """What a submit has written, and for each taken key the earlier task, by the index of the new one."""
+
+    moment: datetime
+    written: Sequence[NewTask]
+    taken: dict[int, tuple[UUID, bytes]]
+    mismatched: set[int]
+
+
 class SqliteTasks(SqliteBase):
     async def task_submit(
         self,
@@ -50,22 +61,30 @@ class SqliteTasks(SqliteBase):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> SubmitResult:
-        keyed = group_by_key(tasks)
+        keyed = await group_in_steps(tasks)
+        has_leases = any(task.lease_owner is not None for task in tasks)
+        is_large = len(tasks) >= MIN_ROWS and not has_leases
+        prepared = await prepare_inserts(tasks) if is_large else None
 
-        def work(session: SqliteSession) -> SubmitResult:
+        def work(session: SqliteSession) -> _Submitted:
             moment = self._moment(now)
             taken = self._taken_keys(session, tasks, keyed, moment) if keyed.firsts else {}
             mismatched = mismatched_keys(tasks, keyed, taken)
-            new: list[NewTask] = []
+            new: Sequence[NewTask] = []
             if not mismatched and not (requires_new_keys and (taken or keyed.repeats)):
-                new = [task for index, task in enumerate(tasks) if index not in taken and index not in keyed.repeats]
+                has_repeated = bool(taken or keyed.repeats)
+                new = tasks
+                if has_repeated:
+                    new = [task for index, task in enumerate(tasks) if index not in taken and index not in keyed.repeats]
                 self._check_handoffs(session, new, moment)
-                self._insert(session, new, to_microseconds(moment))
+                inserts = inserts_of(new) if is_large and has_repeated else prepared
+                self._insert(session, new, to_microseconds(moment), inserts)
                 if new:
                     write_audit_log(session, self._blocks, audit_log, moment)
-            return submit_result(tasks, new, keyed, moment, taken, mismatched)
+            return _Submitted(moment, new, taken, mismatched)
 
-        return await self._connections.write("task_submit", work)
+        moment, new, taken, mismatched = await self._connections.write("task_submit", work)
+        return submit_result(tasks, await submitted_in_steps(new, moment), keyed, moment, taken, mismatched)
 
     def _taken_keys(
         self, session: SqliteSession, tasks: Sequence[NewTask], keyed: KeyedTasks, moment: datetime
@@ -82,14 +101,21 @@ class SqliteTasks(SqliteBase):
             if is_paused:
                 raise HandoffPaused(f"the queue {queue} is paused")
 
-    def _insert(self, session: SqliteSession, tasks: Sequence[NewTask], now: int) -> None:
+    def _insert(
+        self, session: SqliteSession, tasks: Sequence[NewTask], now: int, prepared: Sequence[Insert] | None = None
+    ) -> None:
+        """Insert tasks and their keys: by prepared statements, or else one by one."""
         keys = [
-            (task.tenant_id.bytes, task.key.key, task.id.bytes, task.key.fingerprint, now)
+            [task.tenant_id.hex, task.key.key, task.id.hex, task.key.fingerprint.hex()]
             for task in tasks
             if task.key is not None
         ]
-        session.change_many(self._blocks["task_key_insert"], keys)
-        session.change_many(self._blocks["task_submit"], [_new_row(task, now) for task in tasks])
+        if keys:
+            session.change(self._blocks["task_key_insert"], {"keys": text_of(keys), "now": now})
+        if prepared is None:
+            session.change_many(self._blocks["task_submit"], [_new_row(task, now) for task in tasks])
+        else:
+            run_inserts(session, self._blocks, prepared, now)
 
     async def task_promote(self, *, limit: int, now: datetime | None = None) -> PromoteResult:
         def work(session: SqliteSession) -> PromoteResult:
@@ -184,10 +210,7 @@ class SqliteTasks(SqliteBase):
 
 def _new_row(task: NewTask, now: int) -> Values:
     """The parameters of task_submit for a new task, by position. Binding by name would cost more than the insert."""
-    if task.run_at is not None:
-        run_at = to_microseconds(task.run_at)
-    else:
-        run_at = now if task.delay_seconds is None else now + round(task.delay_seconds * 1_000_000)
+    run_at = run_time(task, now)
     return (
         task.id.bytes,
         task.tenant_id.bytes,

@@ -48,17 +48,40 @@ VALUES (:id, :tenant_id, :partition, {{:copied_columns}}, :run_at, :state, :trac
   :lease_seconds, :started_at IS NOT NULL, :started_at IS NOT NULL, :started_at, :started_at, {{handoff_deadline}},
   {{lease_end(:started_at, :lease_seconds, {{handoff_deadline}})}});
 
+-- name: task_submit_equal
+-- Insert waiting tasks that differ only in their id, partition and payload. One statement for many rows: SQLite inserts them
+-- without returning to Python, which would have to wait for the event loop before each row.
+INSERT INTO tasks (id, tenant_id, partition, {{copied_columns}}, run_at, state, traceparent, created_at)
+SELECT unhex(r.value ->> 0), :tenant_id, r.value ->> 1, :queue, :type, :target, r.value ->> 2, r.value ->> 3, :origin,
+  :schedule_id, :scheduled_for, :priority, :max_attempts, :retry, :timeout_seconds, :labels, :fair_key, :hooks, :schedule_name,
+  :run_at, :state, :traceparent, :created_at
+FROM json_each(:rows) AS r;
+
+-- name: task_submit_different
+-- Insert waiting tasks that have little in common, as task_submit_equal does.
+INSERT INTO tasks (id, tenant_id, partition, {{copied_columns}}, run_at, state, traceparent, created_at)
+SELECT unhex(r.value ->> 0), unhex(r.value ->> 1), r.value ->> 2, r.value ->> 3, r.value ->> 4, r.value ->> 5, r.value ->> 6,
+  r.value ->> 7, r.value ->> 8, unhex(r.value ->> 9), r.value ->> 10, r.value ->> 11, r.value ->> 12, r.value ->> 13,
+  r.value ->> 14, r.value ->> 15, r.value ->> 16, r.value ->> 17, r.value ->> 18,
+  coalesce(r.value ->> 19, :now + r.value ->> 20, :now),
+  CASE WHEN coalesce(r.value ->> 19, :now + r.value ->> 20, :now) > :now THEN 'scheduled' ELSE 'ready' END,
+  r.value ->> 21, :now
+FROM json_each(:rows) AS r;
+
 -- name: task_submit_paused
 -- Whether a queue of a tenant is paused.
 -- returns: tuples
 SELECT {{is_paused(:tenant_id, :queue, :now)}};
 
 -- name: task_key_insert
--- Insert an idempotency key for 24 hours. An expired one is replaced.
-INSERT INTO task_keys (tenant_id, key, task_id, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5 + 86400000000)
+-- Insert idempotency keys for 24 hours. Expired ones are replaced.
+INSERT INTO task_keys (tenant_id, key, task_id, fingerprint, expires_at)
+SELECT unhex(n.value ->> 0), n.value ->> 1, unhex(n.value ->> 2), unhex(n.value ->> 3), :now + 86400000000
+FROM json_each(:keys) AS n
+WHERE true
 ON CONFLICT (tenant_id, key) DO UPDATE SET task_id = excluded.task_id, fingerprint = excluded.fingerprint,
   expires_at = excluded.expires_at
-WHERE task_keys.expires_at <= ?5;
+WHERE task_keys.expires_at <= :now;
 
 -- name: task_key_find
 -- The tasks of idempotency keys that have not expired.
