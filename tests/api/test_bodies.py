@@ -7,15 +7,18 @@ import gc
 import gzip
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 
 import httpx
 import pytest
 
 from everbeat.api import bodies
-from everbeat.api.body_limits import BodyLimits
+from everbeat.api.body_checks import BodyChecks
+from everbeat.api.body_limits import LARGE_BYTES, BodyLimits
 from everbeat.api.context import ApiContext
+from everbeat.api.json_checker import OutlineRequest
 from everbeat.api.problems import HttpProblem
+from everbeat.core.json_text import JsonOutline
 from tests.api.conftest import definition, fields_of, make_client, problem_of
 
 JSON = {"Content-Type": "application/json"}
@@ -155,6 +158,67 @@ async def test_a_large_body_within_the_limit_is_read(client: httpx.AsyncClient) 
     body = json.dumps(definition()).encode() + b" " * (bodies.MAX_BODY_BYTES - 200)
 
     assert (await client.post("/v1/schedules", content=body, headers=JSON)).status_code == 201
+
+
+class CountingChecks(BodyChecks):
+    """Counts the bodies that are checked by another process."""
+
+    count = 0
+
+    async def outline(self, raw: bytes, request: OutlineRequest, key: Hashable) -> JsonOutline:
+        self.count += 1
+        return await super().outline(raw, request, key)
+
+
+TASK = json.dumps({"type": "work", "payload": {"text": "x" * 60}}, separators=(",", ":"))
+
+
+@pytest.mark.parametrize(
+    ("last", "count", "status", "is_checked_elsewhere"),
+    [
+        (TASK, 1000, 200, False),
+        ('{"type":"work","payload":{"text":"\\u00e9"}}', 1000, 200, True),
+        ('{"type":"work","payload":[' + "1," * 31_000 + "1]}", 100, 200, True),
+        ('{"type":"work","payload":[' + "8.5e-299," * 201 + "1]}", 1000, 200, True),
+        ('{"type":"work","payload":' + "1" * 100 + "}", 1000, 200, True),
+        (TASK, 5000, 200, True),
+        ('{"type":"work","payload":{"a":1,"a":2}}', 1000, 400, True),
+        ('{"type":"work","payload":1e999}', 1000, 400, True),
+        ('{"type":"work","payload":' + "[" * 129 + "]" * 129 + "}", 1000, 422, False),
+        ('{"type":"two words"}', 1000, 422, False),
+        ('{"type":7}', 1000, 422, False),
+    ],
+    ids=[
+        "plain",
+        "escaped",
+        "many values",
+        "tiny numbers",
+        "long integer",
+        "large",
+        "same key twice",
+        "overflow",
+        "too deep",
+        "bad name",
+        "bad type",
+    ],
+)
+async def test_a_batch_of_medium_size_is_checked_by_another_process_only_if_that_may_take_long_or_find_an_error(
+    context: ApiContext, last: str, count: int, status: int, is_checked_elsewhere: bool
+) -> None:
+    body = f'{{"tasks":[{",".join([TASK] * (count - 1) + [last])}]}}'
+    assert len(body) > LARGE_BYTES
+    checks = CountingChecks()
+    try:
+        async with make_client(context._replace(body_checks=checks)) as client:
+            response = await client.post("/v1/tasks/batch", content=body.encode(), headers=JSON)
+    finally:
+        checks.close()
+    assert response.status_code == status, response.text
+    assert checks.count == is_checked_elsewhere
+    if status == 200:
+        assert len(response.json()["ids"]) == count
+    elif not is_checked_elsewhere:
+        assert [field.partition(".")[0] for field in fields_of(response)] == ["tasks[999]"]
 
 
 async def test_the_name_of_an_unknown_field_is_truncated(client: httpx.AsyncClient) -> None:

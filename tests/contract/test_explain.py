@@ -170,7 +170,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "total_seconds": 604_800.0,
     },
     "task_heartbeat": {**LEASES, "fractions": [0.5] * BATCH, "messages": ["x"] * BATCH, "log_bytes": [0] * BATCH},
-    "task_complete": {**LEASES, "results": ["x"] * BATCH, "responses": ["{}"] * BATCH},
+    "task_complete": {**LEASES, "results": ["x"] * BATCH, "responses": ["{}"] * BATCH, "lock_timeout": "10ms"},
+    "task_complete_unlocked": {**LEASES, "results": ["x"] * BATCH, "responses": ["{}"] * BATCH},
     "task_accept": {**LEASES, "lease_seconds": [30.0] * BATCH, "responses": ["{}"] * BATCH},
     "task_targets": {"ids": IDS},
     "task_completed": LEASES,
@@ -224,7 +225,10 @@ LIVE, HISTORY = {"tasks"}, {"task_history"}
 TOUCHED = {
     **{verb: LIVE for verb in ARGUMENTS if verb.startswith("task_")},
     **{verb: HISTORY for verb in ARGUMENTS if verb.startswith("task_list_past")},
-    **dict.fromkeys(("task_complete", "task_finish", "task_cancel", "task_find", "task_queues", "task_ticks"), LIVE | HISTORY),
+    **dict.fromkeys(
+        ("task_complete", "task_complete_unlocked", "task_finish", "task_cancel", "task_find", "task_queues", "task_ticks"),
+        LIVE | HISTORY,
+    ),
     **{verb: {"schedules"} for verb in ("schedule_find", "schedule_list", "schedule_due", "task_release_held_schedules")},
     **{verb: {"schedules", "tasks"} for verb in ("tick_fire", "task_release_held_candidates", "task_release_held_any")},
     **dict.fromkeys(("sample_waiting", "sample_ready", "sample_running"), LIVE),

@@ -135,6 +135,20 @@ async def test_task_complete_skips_a_locked_task_and_completes_the_others(store:
     assert again.locked == frozenset()
 
 
+async def test_task_complete_waits_for_a_short_lock_without_changing_the_lock_timeout_of_its_connection(
+    store: Store, postgres_url: str
+) -> None:
+    assert isinstance(store, PostgresStore)
+    tasks = await start_tasks(store, 3)
+    async with store._connections.use("api", "show") as connection:
+        before = await connection.fetchval("SHOW lock_timeout")
+    async with row_locked(postgres_url, "tasks", "id = $1", tasks[0].id):
+        assert (await prompt(complete(store, *tasks[:2]))).locked == {(tasks[0].id, 1)}
+    assert (await complete(store, tasks[0], tasks[2])).finished == {(tasks[0].id, 1), (tasks[2].id, 1)}
+    async with store._connections.use("api", "show") as connection:
+        assert await connection.fetchval("SHOW lock_timeout") == before
+
+
 async def test_task_complete_reports_a_stale_fence_of_a_locked_task_as_stale(store: Store, postgres_url: str) -> None:
     (task,) = await start_tasks(store, 1)
     async with row_locked(postgres_url, "tasks", "id = $1", task.id):

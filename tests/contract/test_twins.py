@@ -89,6 +89,7 @@ ONLY_POSTGRES = {
     "sample_tables",
     "sample_wal",
     "task_claim_unlocked_tenants",
+    "task_complete_unlocked",
     "tenant_prune",
     "tenant_prune_count",
     "task_release_held_locked",

@@ -263,7 +263,7 @@ async def test_a_task_handed_to_a_waiting_worker_is_returned_as_running_and_publ
 
 
 def change(kind: TaskChangeKind, state: TaskState, **more: Any) -> TaskChange:
-    return TaskChange(UUID(int=1), DEFAULT_TENANT, "default", "work", kind, state)._replace(**more)
+    return TaskChange(UUID(int=1), DEFAULT_TENANT, "default", "work", kind, state, **more)
 
 
 def test_effects_of_changes() -> None:

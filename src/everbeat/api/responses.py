@@ -90,7 +90,7 @@ class TaskList(msgspec.Struct):
 class TaskIdsResponse(msgspec.Struct):
     """The ids of the tasks of a batch, in the order of the request."""
 
-    ids: list[Id]
+    ids: list[UUID]
 
 
 class AttemptList(msgspec.Struct):

@@ -147,7 +147,7 @@ async def submit_tasks(request: ApiRequest) -> Response:
     ids = await request.context.tasks.submit_batch(
         request.tenant_id, batch.tasks, key=key, traceparent=request.header(b"traceparent")
     )
-    return json_response(TaskIdsResponse([str(id_) for id_ in ids]))
+    return json_response(TaskIdsResponse(ids))
 
 
 @get(

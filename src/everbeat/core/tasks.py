@@ -93,7 +93,7 @@ class TaskChangeKind(StrEnum):
     RESCHEDULED = "rescheduled"
 
 
-class TaskChange(NamedTuple):
+class TaskChange(msgspec.Struct, frozen=True, gc=False):
     """One change of one task, as returned by the store verb that made it.
 
     `state` and `attempt` are the values after the change. `outcome` is set if the change ended an attempt, `worker` if a

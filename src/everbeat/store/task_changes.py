@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from everbeat.core.tasks import (
     AttemptEnd,
     AttemptOutcome,
@@ -167,8 +169,8 @@ def put_back_change(row: Mapping[str, Any], end: AttemptEnd) -> TaskChange:
     is_released = end.outcome is AttemptOutcome.RELEASED
     kind = TaskChangeKind.RELEASED if is_released else TaskChangeKind.RETRIED
     change = waiting_change(row, kind, end.outcome, row["worker"])
-    return change._replace(
-        ran_seconds=row["ran_seconds"], timeout_seconds=row["timeout_seconds"], traceparent=row["traceparent"]
+    return msgspec.structs.replace(
+        change, ran_seconds=row["ran_seconds"], timeout_seconds=row["timeout_seconds"], traceparent=row["traceparent"]
     )
 
 

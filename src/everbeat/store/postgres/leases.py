@@ -56,6 +56,9 @@ from everbeat.store.values import (
     RenewedLease,
 )
 
+# How long a batch of completions waits for a locked task before it leaves out the locked ones. Locks of heartbeats end earlier.
+_COMPLETE_LOCK_TIMEOUT = "10ms"
+
 
 class PostgresLeases(PostgresBase):
     async def task_flows(
@@ -199,7 +202,17 @@ class PostgresLeases(PostgresBase):
             "results": [result for _, result in results],
             "responses": [responses.get(lease) for lease in refs] if responses else None,
         }
-        found = await self._with_current_month(now, lambda: self._read("task_complete", now=now, **values))
+
+        async def write() -> list[asyncpg.Record]:
+            complete, fallback = self._queries["task_complete"], self._queries["task_complete_unlocked"]
+            try:
+                return await self._connections.fetch_once(
+                    self._pool_name, complete, now=now, lock_timeout=_COMPLETE_LOCK_TIMEOUT, **values
+                )
+            except StoreLocked:  # the other tasks do not wait
+                return await self._connections.fetch_once(self._pool_name, fallback, now=now, **values)
+
+        found = await self._with_current_month(now, write)
         # Unpacked, because a lookup by name takes longer than everything else that is done with a row.
         finished, locked, changes = set[tuple[UUID, int]](), set[tuple[UUID, int]](), list[TaskChange]()
         for id_, fence, schedule_id, tenant_id, queue, type_, attempt, worker, ran, timeout, traceparent, is_locked in found:
