@@ -27,6 +27,7 @@ _BROKEN_OF_A_KIND = 50
 _CONCURRENCY = 100
 _RATE = 100  # per second, to healthy hosts
 _STEP_SECONDS = 0.1
+_LAG_ROUNDS = 3
 _ALLOW = ("--roles", "api,scheduler,dispatcher", "--webhook-allow", "127.0.0.0/8")
 
 
@@ -43,9 +44,13 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
         broken += [f"http://{host}:{port}/500/" for host in failing]
         bare = await asyncio.to_thread(_bare_rate, [f"{url}0" for url in healthy], count)
         rate = await _rate(database, records, healthy, count)
-        alone, seen_alone = await _lag(database, records, healthy, [], seconds)
-        beside, seen_beside = await _lag(database, records, healthy, broken, seconds)
-    lag_detail = f"{seen_alone} deliveries without, {seen_beside} with broken hosts"
+        lags_alone: list[float] = []
+        lags_beside: list[float] = []
+        for _ in range(1 if scale.is_quick else _LAG_ROUNDS):  # alternating: the p99 of one run varies with the machine
+            lags_alone += await _lags(database, records, healthy, [], seconds)
+            lags_beside += await _lags(database, records, healthy, broken, seconds)
+    alone, beside = percentile(lags_alone, 0.99), percentile(lags_beside, 0.99)
+    lag_detail = f"{len(lags_alone)} deliveries without, {len(lags_beside)} with broken hosts"
     return [
         against_raw(database.name, "webhooks, raw: bare aiohttp loop", rate, "/s", 0.4, bare),
         at_most(
@@ -98,10 +103,10 @@ async def _rate(database: BenchDatabase, records: Records, urls: list[str], coun
     return (len(arrived) - 1) / (arrived[-1] - arrived[0])
 
 
-async def _lag(
+async def _lags(
     database: BenchDatabase, records: Records, healthy: list[str], broken: list[str], seconds: float
-) -> tuple[float, int]:
-    """Return the p99 of the lag of the healthy hosts. Each broken host gets as many tasks as each healthy one."""
+) -> list[float]:
+    """Return the lags of the healthy hosts. Each broken host gets as many tasks as each healthy one."""
     await database.recreate()
     good, bad = itertools.cycle(healthy), itertools.cycle(broken)
     per_step = round(_RATE * _STEP_SECONDS)
@@ -116,5 +121,4 @@ async def _lag(
             await send_all(port, [post(port, "/v1/tasks/batch", {"tasks": [_task(url, now) for url in urls]})], clients=1)
             sent += per_step
         await records.wait(before + sent)
-    lags = [one.at - one.tag for one in records.read()[before:]]
-    return percentile(lags, 0.99), len(lags)
+    return [one.at - one.tag for one in records.read()[before:]]
