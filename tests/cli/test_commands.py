@@ -122,3 +122,9 @@ def test_a_key_file_that_others_can_read_is_named(tmp_path: Path, capsys: pytest
         file.chmod(mode)
         assert read_key(file) == make_key(b"k" * 32)
         assert (f"chmod 600 {file}" in capsys.readouterr().err) == is_named
+
+
+def test_a_mistyped_command_names_a_similar_one() -> None:
+    result = CliRunner().invoke(cli, ["shedule", "list"])
+    assert result.exit_code == 2
+    assert "No such command 'shedule'. Did you mean 'schedule'?" in result.output

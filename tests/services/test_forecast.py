@@ -55,3 +55,15 @@ async def test_schedules_that_tick_often_have_a_fullest_second_too(store: Store)
     assert found.fullest_at is not None
     assert found.fullest_at.second % 30 == 0
     assert (found.fullest, found.fullest_names) == (3, ["a", "b", "c"])
+
+
+async def test_the_fullest_second_is_not_in_the_past(store: Store) -> None:
+    now = NOW.replace(second=52)
+    timelines = TimelineCache()
+    schedules = ScheduleService(store, timelines, ChangePublisher(store))
+    for name, cron in (("listed", "*/5 * * * *"), ("often", "*/10 * * * * *")):
+        await schedules.put(DEFAULT_TENANT, name, {"cron": cron, "target": TARGET}, now=now)
+    found = await ForecastService(store, timelines).next_day(DEFAULT_TENANT, now=now)
+    assert found.fullest_at is not None
+    assert found.fullest_at >= now
+    assert (found.fullest, found.fullest_names) == (2, ["listed", "often"])

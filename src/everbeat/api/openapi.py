@@ -246,7 +246,7 @@ _PROBLEM_EXAMPLES: Mapping[int, tuple[ProblemKind, str]] = {
     403: (WRONG_SCOPE, "This operation requires an API key with the scope manage; this key has read."),
     404: (NOT_FOUND, 'there is no schedule with the name or id "nightly"'),
     408: (TOO_SLOW, "The body did not arrive within 30 seconds."),
-    409: (CONFLICT, 'a schedule named "nightly" already exists; use PUT to replace it'),
+    409: (CONFLICT, 'a schedule named "nightly" already exists; to change it, use PUT or everbeat schedule edit'),
     413: (TOO_LARGE, "A body may have at most 12582912 bytes."),
     415: (MEDIA_TYPE_REFUSED, "Send Content-Type: application/json, in UTF-8."),
     422: (INVALID, "priority: Expected `int` <= 1000"),

@@ -66,7 +66,7 @@ def _target_text(target: dict[str, Any]) -> str:
     )
 )
 def alert() -> None:
-    """Say what must not happen, and whom to tell."""
+    """Create, change, list and delete alert rules."""
 
 
 @alert.command("list", epilog=examples("everbeat alert list", "everbeat alert list -o yaml"))
@@ -107,7 +107,7 @@ def show(session: Session, name: str) -> None:
     "targets",
     multiple=True,
     metavar="TARGET",
-    help="Whom to tell: a URL, endpoint:NAME, slack:URL, email:BROKER:ADDRESS, worker:QUEUE:TYPE, or JSON. Can be repeated.",
+    help="A recipient: a URL, endpoint:NAME, slack:URL, email:BROKER:ADDRESS, worker:QUEUE:TYPE, or JSON. Can be repeated.",
 )
 @click.option("--remind", help="Report an open incident again after this time.")
 @click.option("--group", help="Report incidents together that open in this time after a message (1m).")

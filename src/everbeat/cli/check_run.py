@@ -76,7 +76,7 @@ def _run(argv: Sequence[str], tail: _Tail, captures_output: bool) -> int:
 
 
 def _copy(source: IO[bytes], target: BinaryIO | None, tail: _Tail) -> None:
-    """Pass the output on. If nobody reads it any more, it is read all the same, so that the command does not block."""
+    """Forward the output. If it can no longer be written, it is still read, so that the command does not block."""
     read: Callable[[int], bytes] = getattr(source, "read1", source.read)
     while chunk := read(_CHUNK_BYTES):
         tail.add(chunk)

@@ -99,7 +99,8 @@ def replay(
         return
     filter_ = _filter_of(session, given)
     count = _count(session, filter_)
-    confirm_count(f"replay {count} dead letters", count, yes=yes, expected=expect_count)
+    if count:
+        confirm_count(f"replay {count} dead letters", count, yes=yes, expected=expect_count)
     replayed, has_more = 0, count > 0
     with click.progressbar(length=count, file=sys.stderr, label="replay") as bar:
         while has_more:
@@ -123,7 +124,8 @@ def purge(session: Session, all_matching: bool, yes: bool, expect_count: int | N
         raise click.UsageError("add --all-matching to purge all that match the filters")
     filter_ = _filter_of(session, given)
     count = _count(session, filter_)
-    confirm_count(f"purge {count} dead letters", count, yes=yes, expected=expect_count)
+    if count:
+        confirm_count(f"purge {count} dead letters", count, yes=yes, expected=expect_count)
     session.printer.item(session.send("POST", "/v1/dead-letters/purge", {"filter": filter_}))
 
 

@@ -63,7 +63,7 @@ def doctor(session: Session, database_url: str | None, config: Path | None) -> N
     items: list[Item] = [check._asdict() for check in checks]
     session.printer.items(items, _COLUMNS, empty="")
     if problems := [check for check in checks if check.result == "error"]:
-        raise ProblemsFound(f"{len(problems)} problems: {', '.join(check.check for check in problems)}")
+        raise ProblemsFound(f"problems found: {', '.join(check.check for check in problems)}")
 
 
 def _guarded(name: str, checks: Callable[[], Iterator[Diagnosis]]) -> Iterator[Diagnosis]:
@@ -112,7 +112,9 @@ def _ownership(cluster: dict[str, Any]) -> Diagnosis:
         return Diagnosis(
             "ownership", "error", f"{cluster['unowned']} of {len(cluster['partitions'])} partitions have no owner", fix
         )
-    return Diagnosis("ownership", "ok", f"{len(schedulers)} schedulers own all {len(cluster['partitions'])} partitions")
+    return Diagnosis(
+        "ownership", "ok", f"all {len(cluster['partitions'])} partitions have an owner; live schedulers: {len(schedulers)}"
+    )
 
 
 def _lag(cluster: dict[str, Any]) -> Diagnosis:
@@ -144,7 +146,7 @@ def _capacity(cluster: dict[str, Any]) -> Iterator[Diagnosis]:
     if busiest is None:
         shown = "no ticks in the next 24 hours, or not computed yet"
     else:
-        shown = f"{busiest['ticks']} ticks at {busiest['at'][:19]}Z: {', '.join(busiest['schedules'])}"
+        shown = f"{busiest['at'][:19]}Z, ticks: {busiest['ticks']} ({', '.join(busiest['schedules'])})"
     shares = ", ".join(f"{one['name']} {one['share']:.0%}" for one in cluster["nodes"] if one["is_alive"])
     largest = ", ".join(f"{one['table']} {one['bytes'] / 2**20:.0f} MB" for one in capacity["tables"][:3])
     size = "shown to admins" if capacity["database_bytes"] is None else f"{capacity['database_bytes'] / 2**20:.0f} MB in all"

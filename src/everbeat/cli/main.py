@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from difflib import get_close_matches
 from typing import NamedTuple
 
 import click
@@ -22,7 +23,7 @@ class LazyCommand(NamedTuple):
 
 
 COMMANDS = {
-    "alert": LazyCommand("everbeat.cli.alerts", "Say what must not happen, and whom to tell."),
+    "alert": LazyCommand("everbeat.cli.alerts", "Create, change, list and delete alert rules."),
     "apply": LazyCommand(
         "everbeat.cli.plan",
         "Create and update the schedules and alert rules of a file; --prune deletes those no longer in it.",
@@ -90,6 +91,8 @@ class LazyGroup(click.Group):
         # `everbeat worker MODULE:APP` runs a worker. An app is never named `list`, because it needs a colon.
         if args[:2] == ["worker", "list"]:
             args = ["workers", *args[2:]]
+        if args and args[0] not in COMMANDS and (similar := get_close_matches(args[0], COMMANDS, 1)):
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{similar[0]}'?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -113,7 +113,7 @@ class ForecastService:
                 is_complete = added == len(page)
                 break
             name = page[-1].spec.name
-        return await asyncio.to_thread(_forecast, begin, list(rules.values()), count, is_complete)
+        return await asyncio.to_thread(_forecast, begin, now, list(rules.values()), count, is_complete)
 
     def _add(
         self,
@@ -140,20 +140,22 @@ class ForecastService:
         return len(schedules)
 
 
-def _forecast(begin: datetime, rules: Sequence[_RuleTicks], count: int, is_complete: bool) -> Forecast:
+def _forecast(begin: datetime, now: datetime, rules: Sequence[_RuleTicks], count: int, is_complete: bool) -> Forecast:
     cells, seconds = [0] * CELLS, Counter[datetime]()
     for rule in rules:
         for index, ticks in rule.cells.items():
             cells[index] += ticks * rule.schedules
         for at in rule.seconds:
             seconds[at] += rule.schedules
-    # Rules that are not listed tick often. Their seconds are listed only for the minute with most ticks.
+    # Rules that are not listed tick often. Their seconds are listed only for the minute with most ticks; a part of the first
+    # minute has passed.
     if any(cells):
-        start = begin + CELL * max(range(CELLS), key=lambda index: cells[index])
+        start = begin + CELL * max(range(1, CELLS), key=lambda index: cells[index])
         for rule in rules:
             for at in rule.unlisted_seconds(start):
                 seconds[at] += rule.schedules
-    fullest_at = max(seconds, key=lambda at: (seconds[at], -at.timestamp()), default=None)
+    ahead = [at for at in seconds if at >= now.replace(microsecond=0)]
+    fullest_at = max(ahead, key=lambda at: (seconds[at], -at.timestamp()), default=None)
     then = [] if fullest_at is None else [rule for rule in rules if rule.ticks_in(fullest_at)]
     names = sorted(name for rule in then for name in rule.names)[:_MAX_NAMES]
     return Forecast(begin, cells, fullest_at, sum(rule.schedules for rule in then), names, count, is_complete)

@@ -91,7 +91,9 @@ class ScheduleService:
             if found.response is not None and idempotency is not None:
                 return repeated(found.response, idempotency)
             if found.schedules:
-                raise Conflict(f'a schedule named "{spec.name}" already exists; use PUT to replace it')
+                raise Conflict(
+                    f'a schedule named "{spec.name}" already exists; to change it, use PUT or everbeat schedule edit'
+                )
             write = self._registration(tenant_id, spec, None, found.now, await self._calendars(tenant_id, [spec]))
             assert write is not None
             body = msgspec.json.encode(schedule_response(write.schedule))

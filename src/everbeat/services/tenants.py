@@ -227,7 +227,7 @@ class TenantService:
             if await self._store.tenant_find(names=[name]) and not await self._has_response(
                 response_tenant_id, idempotency, now
             ):
-                raise Conflict(f'a tenant named "{name}" already exists; use PATCH to change it')
+                raise Conflict(f'a tenant named "{name}" already exists; to change it, use PATCH or everbeat tenants set')
         raise Conflict(f'"{name}" was changed by other requests too many times; try again')
 
     async def _has_response(self, response_tenant_id: UUID, idempotency: Idempotency | None, now: datetime | None) -> bool:
