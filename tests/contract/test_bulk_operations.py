@@ -69,6 +69,14 @@ async def test_bulk_claim_gives_an_operation_to_one_node_until_its_lease_ends(st
     assert await claimed(store, B, after=20) == operation
 
 
+async def test_bulk_claim_takes_an_operation_with_a_lease_of_a_clock_that_was_ahead(store: Store) -> None:
+    operation = an_operation()
+    await store.bulk_write(operation, now=NOW)
+    assert await claimed(store, A, after=3600) == operation
+    assert await claimed(store, B, after=3591) is None
+    assert await claimed(store, B, after=0) == operation
+
+
 async def test_bulk_advance_stores_the_page_and_then_what_was_done(store: Store) -> None:
     operation = an_operation()
     await store.bulk_write(operation, now=NOW)

@@ -178,6 +178,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "task_queues": {"ids": IDS},
     "task_running": LEASES,
     "task_expired": {"now": NOW, "limit": 500},
+    "task_leases_ahead": {"now": NOW, "limit": 500},
+    "task_shorten_leases": {"now": NOW, "ids": IDS},
     "task_end": ENDINGS,
     "task_finish": ENDINGS,
     "task_ended": LEASES,
@@ -245,6 +247,7 @@ TOUCHED = {
 # These indexes may be read completely or from their start: they contain only rows that the statement needs.
 FULLY_READ = {
     "task_expired": {"tasks_running"},
+    "task_leases_ahead": {"tasks_running"},
     "task_release_held_any": {"tasks_held"},
     "sample_waiting": {"tasks_held", "tasks_scheduled"},
     "sample_ready": {"tasks_ready"},
@@ -425,6 +428,7 @@ SQLITE_HOT = {
     "sample_ready": "tasks_ready",
     "sample_ready_queues": "tasks_ready",
     "task_expired": "tasks_running",
+    "task_leases_ahead": "tasks_running",
     "task_promote": "tasks_scheduled",
     "task_promote_next": "tasks_scheduled",
     "task_release_held_candidates": "tasks_held",

@@ -101,6 +101,39 @@ async def test_task_expired_returns_tasks_of_every_tenant(store: Store) -> None:
     assert (task.tenant_id, task.attempt, task.cancel_requested) == (OTHER_TENANT, 1, False)
 
 
+async def test_task_shorten_leases_lets_leases_of_a_later_clock_end_after_their_length(store: Store) -> None:
+    """The clock was ahead by an hour, and was set back. The lease must not last for that hour."""
+    await store.task_submit([make_task(str(number)) for number in range(2)], now=NOW)
+    (ahead,) = await claim(store, limit=1, now=NOW + minutes(60))
+    (usual,) = await claim(store, limit=1)
+    assert await store.task_shorten_leases(limit=10, now=NOW) == 1
+    _, expired = await store.task_expired(limit=10, now=NOW + seconds(30))
+    assert {task.id for task in expired} == {ahead.id, usual.id}
+    assert (await store.task_expired(limit=10, now=NOW + seconds(29.9)))[1] == []
+    assert await store.task_shorten_leases(limit=10, now=NOW) == 0
+
+
+async def test_task_shorten_leases_keeps_the_lease_valid_for_its_worker(store: Store) -> None:
+    await store.task_submit([make_task()], now=NOW)
+    (task,) = await claim(store, now=NOW + minutes(60))
+    assert await store.task_shorten_leases(limit=10, now=NOW) == 1
+    await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(20))
+    assert (await store.task_expired(limit=10, now=NOW + seconds(49)))[1] == []
+    assert len((await store.task_expired(limit=10, now=NOW + seconds(50)))[1]) == 1
+
+
+async def test_task_shorten_leases_leaves_a_lease_after_a_small_step_back(store: Store) -> None:
+    await start(store)
+    assert await store.task_shorten_leases(limit=10, now=NOW - seconds(14)) == 0
+    assert (await store.task_expired(limit=10, now=NOW + seconds(29.9)))[1] == []
+
+
+async def test_task_shorten_leases_is_limited(store: Store) -> None:
+    await start(store, 3)
+    back = NOW - minutes(60)
+    assert [await store.task_shorten_leases(limit=2, now=back) for _ in range(3)] == [2, 1, 0]
+
+
 async def test_task_expired_leaves_out_a_renewed_lease(store: Store) -> None:
     (task,) = await start(store)
     await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(20))

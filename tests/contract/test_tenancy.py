@@ -105,6 +105,8 @@ EXCEPTIONS = {
     "task_claim_paused": "the tenants of the pauses are compared with those of the steps",
     "task_complete": FOUND,
     "task_expired": LOOPS,
+    "task_leases_ahead": LOOPS,
+    "task_shorten_leases": LOOPS,
     "task_heartbeat": FOUND,
     "task_promote": LOOPS,
     "task_promote_next": LOOPS,

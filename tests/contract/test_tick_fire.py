@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -15,6 +18,7 @@ from everbeat.core.targets import WorkerTarget
 from everbeat.core.tenants import TenantQuotas
 from everbeat.core.ticks import Outcome, SkipReason
 from everbeat.store.base import Store
+from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.values import Fired, FireResult, Firing, TenantWrite
 from tests.factories import (
     NOW,
@@ -96,6 +100,27 @@ async def test_tick_fire_uses_the_database_clock(store: Store) -> None:
     result = await store.tick_fire(NODE, [firing_of(schedule)])
     assert [one.outcome for one in result.fired] == [Outcome.FIRED]
     assert moment <= result.now <= moment + minutes(1)
+
+
+async def test_tick_fire_records_no_firing_before_its_tick_when_the_clock_steps_back_meanwhile(postgres_url: str) -> None:
+    """The statement began before the step, so the tick was due. `stepped.clock_timestamp` is the clock after the step."""
+    moment = datetime.now(UTC)
+    store, schedule = PostgresStore(postgres_url, listen=False), make_schedule(at=moment - seconds(1))
+    await insert(store, schedule)
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute(
+        "CREATE SCHEMA stepped; CREATE FUNCTION stepped.clock_timestamp() RETURNS timestamptz LANGUAGE sql "
+        "AS $$ SELECT now() - interval '1 hour' $$; "
+        f"ALTER DATABASE {urlsplit(postgres_url).path.lstrip('/')} SET search_path = stepped, pg_catalog, public"
+    )
+    await store.close()
+    store = PostgresStore(postgres_url, listen=False)
+    await store.partition_renew(node_heartbeat(NODE, lease_seconds=60), frozenset({schedule.partition}))
+    assert len((await store.tick_fire(NODE, [firing_of(schedule)])).fired) == 1
+    await store.close()
+    ((scheduled_for, fired_at),) = await connection.fetch("SELECT scheduled_for, fired_at FROM ticks")
+    await connection.close()
+    assert scheduled_for <= fired_at <= datetime.now(UTC)
 
 
 async def test_tick_fire_skips_a_tick_that_overlaps_with_an_unfinished_task(store: Store) -> None:

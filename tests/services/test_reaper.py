@@ -44,6 +44,17 @@ async def test_a_task_without_heartbeats_is_lost_and_ready_again(node: SteppedNo
     assert node.events_of(AttemptEnded) == [AttemptEnded("lost", "ready")]
 
 
+async def test_a_lease_of_a_clock_that_was_ahead_ends_after_its_length(node: SteppedNode, worker: Worker) -> None:
+    task = await submit(node)
+    node.now += minutes(60)
+    await worker.claim_one()
+    await node.reap(NOW)  # the clock was set back
+    await node.reap(NOW + seconds(29.9))
+    assert (await get(node, task)).state is TaskState.RUNNING
+    await node.reap(NOW + seconds(30))
+    assert (await get(node, task)).state is TaskState.READY
+
+
 async def test_a_poison_task_is_dead_after_max_attempts_and_each_attempt_has_an_error(node: SteppedNode) -> None:
     task = await submit(node, max_attempts=4)
     for number in range(1, 5):

@@ -37,6 +37,7 @@ def _parser(mutations: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many plans run at a time")
     parser.add_argument("--mutation", choices=[*mutations, "all"], help="remove a guard, and expect that this is found")
     parser.add_argument("--scenario", action="store_true", help="run a short plan in which every guard is needed")
+    parser.add_argument("--only-random", action="store_true", help="leave that plan out of the others")
     parser.add_argument("--plan", type=Path, help="run the plan in this file, and nothing else")
     parser.add_argument("--shrink", action="store_true", help="also shrink the plan that finds a mutation")
     parser.add_argument("--shrink-seconds", type=float, default=300, help="how long to shrink a failing plan (300)")

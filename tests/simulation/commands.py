@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _explore(seed: str, mutation: str | None, arguments: argparse.Namespace) -> tuple[Totals, Finding | None]:
     if not arguments.scenario:
         seconds, processes = arguments.seconds, arguments.processes
-        return explore(seed, seconds=seconds, processes=processes, mutation=mutation, max_runs=arguments.runs)
+        runs, only_random = arguments.runs, arguments.only_random
+        return explore(seed, seconds=seconds, processes=processes, mutation=mutation, max_runs=runs, only_random=only_random)
     totals = Totals()
     for number in range(arguments.runs or 1):
         plan = scenario(f"{seed}-{number}", mutation)

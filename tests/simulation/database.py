@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -17,14 +16,15 @@ from typing import Any, NamedTuple, Self, TypeVar
 import apsw
 
 import everbeat.store.sqlite.base
+import everbeat.store.sqlite.blocks
 from everbeat.core.errors import StoreLocked, StoreUnavailable
 from everbeat.store.migrate import load_migrations
 from everbeat.store.notices import Notices
 from everbeat.store.sqlite.blocks import Block, load_typed_blocks
 from everbeat.store.sqlite.connections import Row, SqliteSession, translate_error
-from everbeat.store.sqlite.conversions import from_microseconds
+from everbeat.store.sqlite.conversions import from_microseconds, to_uuid
 from everbeat.store.sqlite.store import SqliteStore
-from everbeat.store.values import Notice, PoolName
+from everbeat.store.values import DueScan, Notice, PoolName
 from tests.simulation.virtual_time import NETWORK, START_MICROSECONDS, Process, VirtualLoop
 
 T = TypeVar("T")
@@ -43,6 +43,8 @@ def share_blocks() -> None:
     """Load the SQL of the store once for all nodes. Only for a process of the simulation: a test may change what it loads."""
     everbeat.store.sqlite.base.load_typed_blocks = blocks_of  # type: ignore[attr-defined]
     everbeat.store.sqlite.base.load_migrations = functools.lru_cache(load_migrations)  # type: ignore[attr-defined]
+    # Each id is read many times. Equal ids that are the same object are also found faster in dicts.
+    everbeat.store.sqlite.blocks._CONVERTERS["uuid"] = functools.lru_cache(maxsize=100_000)(to_uuid)
 
 
 class Change(NamedTuple):
@@ -62,17 +64,20 @@ class Commit(NamedTuple):
     changes: list[Change]
 
 
-class _Session(SqliteSession):
-    """A session that skips the scan of partitions without schedules: of 256, these are most."""
+class _UsedPartitions(Sequence[int]):
+    """Skips the partitions without schedules: of 256, these are most. What is used is decided when the scan arrives."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
-        super().__init__(connection)
-        self.used_partitions: set[int] = set()
+    def __init__(self, partitions: Sequence[int], used: set[int]) -> None:
+        self._partitions, self._used = partitions, used
 
-    def rows(self, block: Block, values: Mapping[str, Any] | None = None) -> list[Row]:
-        if block.name == "schedule_due" and values is not None and values["partition"] not in self.used_partitions:
-            return []
-        return super().rows(block, values)
+    def __iter__(self) -> Iterator[int]:
+        return iter([partition for partition in self._partitions if partition in self._used])
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._partitions[index]
 
 
 class Database:
@@ -84,8 +89,10 @@ class Database:
         self.offset_microseconds = 0
         self.is_down = False
         self.calls = 0
-        self.connection = apsw.Connection(":memory:")
-        self._session = _Session(self.connection)
+        # All statements of all nodes share this connection.
+        self.connection = apsw.Connection(":memory:", statementcachesize=2000)
+        self._session = SqliteSession(self.connection)
+        self.used_partitions: set[int] = set()
         self._changes: list[Change] = []
 
     async def create(self, prepare: Callable[[apsw.Connection], None] = lambda _connection: None) -> None:
@@ -107,28 +114,26 @@ class Database:
 
     def write(self, verb: str, process: str, work: Callable[[SqliteSession], T]) -> T:
         self.calls += 1
-        with self._transaction(verb, process):
-            return work(self._session)
-
-    @contextmanager
-    def _transaction(self, verb: str, process: str) -> Iterator[None]:
         self._changes = []
         self.connection.execute("BEGIN IMMEDIATE")
         try:
-            yield
+            result = work(self._session)
         except BaseException:
             self.connection.execute("ROLLBACK")
             raise
         self.connection.execute("COMMIT")
         if self._changes:
             self._on_commit(Commit(verb, process, self.now(), self._changes))
+        return result
 
     def _note_change(self, update: Any) -> None:
-        if update.table_name not in _WATCHED or update.database_name != "main":
+        table = update.table_name
+        if table not in _WATCHED or update.database_name != "main":
             return
-        self._changes.append(Change(update.table_name, update.old, update.new))
-        if update.table_name == "schedules" and update.new is not None:
-            self._session.used_partitions.add(update.new[4])  # the column `partition`, in the first migration
+        new = update.new
+        self._changes.append(Change(table, update.old, new))
+        if table == "schedules" and new is not None:
+            self.used_partitions.add(new[4])  # the column `partition`, in the first migration
 
 
 class Link:
@@ -250,6 +255,12 @@ class SimulatedStore(SqliteStore):
 
     def _moment(self, now: datetime | None) -> datetime:
         return now if now is not None else from_microseconds(self._link.database.now())
+
+    async def schedule_due(
+        self, partitions: Sequence[int], *, horizon_seconds: float, limit: int, now: datetime | None = None
+    ) -> DueScan:
+        used = _UsedPartitions(partitions, self._link.database.used_partitions)
+        return await super().schedule_due(used, horizon_seconds=horizon_seconds, limit=limit, now=now)
 
     async def _read(self, block: str, /, **values: Any) -> list[Row]:
         def work(session: SqliteSession) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tests.simulation.plan import Plan, make_plan
+from tests.simulation.plan import Plan, make_dense_plan, make_plan
 from tests.simulation.run import Outcome, run_plan
 from tests.simulation.scenario import scenario
 from tests.simulation.virtual_time import real_perf_counter
@@ -58,21 +59,32 @@ class Finding(NamedTuple):
     outcome: Outcome
 
 
-def plan_of_seed(seed: str, number: int, mutation: str | None = None) -> Plan:
-    """The plan of one run of a seed. The same seed and number always give the same plan."""
+def plan_of_seed(seed: str, number: int, mutation: str | None = None, *, only_random: bool = False) -> Plan:
+    """The plan of one run of a seed. The same seed and number always give the same plan.
+
+    `only_random`: without the scenario, of which otherwise every second run with a mutation and some of the others are a form.
+    """
     name = f"{seed}-{number}"
-    if number % (10 if mutation is None else 2) == 0:
+    if number % (20 if mutation is None else 2) == 0 and not only_random:
         return scenario(name, mutation)
+    if number % 10 in (0, 5) if mutation is None else number % 8 != 7:
+        return make_dense_plan(name, scale=WIDE_SCALE, mutation=mutation)
     if number % USUAL_EVERY == USUAL_EVERY - 1:
         return make_plan(name, scale=USUAL_SCALE, seconds=USUAL_SECONDS, mutation=mutation)
     return make_plan(name, scale=WIDE_SCALE, seconds=WIDE_SECONDS, mutation=mutation)
 
 
 def explore(
-    seed: str, *, seconds: float, processes: int, mutation: str | None = None, max_runs: int | None = None
+    seed: str,
+    *,
+    seconds: float,
+    processes: int,
+    mutation: str | None = None,
+    max_runs: int | None = None,
+    only_random: bool = False,
 ) -> tuple[Totals, Finding | None]:
     """Run the plans of a seed one after the other, `processes` at a time. Returns the totals and the first finding."""
-    totals, plans = Totals(), _plans(seed, real_perf_counter() + seconds, mutation, max_runs)
+    totals, plans = Totals(), _plans(seed, real_perf_counter() + seconds, mutation, max_runs, only_random)
     running: dict[Connection, tuple[Plan, ForkProcess]] = {}
     try:
         while True:
@@ -105,11 +117,13 @@ def _start(plan: Plan) -> tuple[Connection, ForkProcess]:
 
 
 def _run_and_send(plan: Plan, sender: Connection) -> None:
+    # The process ends with the run. Collecting would go through all rows that the model keeps, again and again.
+    gc.disable()
     sender.send(run_plan(plan))
 
 
-def _plans(seed: str, until: float, mutation: str | None, max_runs: int | None) -> Iterator[Plan]:
+def _plans(seed: str, until: float, mutation: str | None, max_runs: int | None, only_random: bool) -> Iterator[Plan]:
     number = 0
     while real_perf_counter() < until and (max_runs is None or number < max_runs):
-        yield plan_of_seed(seed, number, mutation)
+        yield plan_of_seed(seed, number, mutation, only_random=only_random)
         number += 1

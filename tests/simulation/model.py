@@ -74,6 +74,8 @@ class Model:
         self.schedules: dict[bytes, Any] = {}
         self._positions: dict[bytes, _Position] = {}
         self._partitions: dict[int, Any] = {}
+        # Where owner, epoch and number are among the cells of a partition.
+        self._owner_cells = (0, 0, 0)
         self._tick_tasks: dict[tuple[bytes, int], bytes] = {}
         self.live: dict[bytes, Any] = {}
         self.ended: dict[bytes, Any] = {}
@@ -88,6 +90,8 @@ class Model:
 
     def read_columns(self, database: Database) -> None:
         self._columns = {table: database.columns(table) for table in _TABLES}
+        partitions = self._columns["partitions"]
+        self._owner_cells = (partitions["owner"], partitions["epoch"], partitions["partition"])
         for cells in database.connection.execute("SELECT * FROM partitions"):
             row = _Row(self._columns["partitions"], cells)
             self._partitions[row.partition] = row
@@ -98,7 +102,9 @@ class Model:
         self.commits += 1
         by_table: dict[str, list[_Rows]] = {}
         for change in commit.changes:
-            if change.table in self._columns:
+            if change.table == "partitions" and self._is_renewal(change):
+                self._note_partition(change)
+            elif change.table in self._columns:
                 by_table.setdefault(change.table, []).append(self._rows(change))
         for table, handler in self._handlers.items():
             if table in by_table:
@@ -114,6 +120,15 @@ class Model:
         )
 
     # Ownership
+
+    def _is_renewal(self, change: Change) -> bool:
+        """Whether a partition keeps its owner and epoch, as almost all that are written do."""
+        old, new, (owner, epoch, _) = change.old, change.new, self._owner_cells
+        return old is not None and new is not None and old[owner] == new[owner] and old[epoch] == new[epoch]
+
+    def _note_partition(self, change: Change) -> None:
+        assert change.new is not None
+        self._partitions[change.new[self._owner_cells[2]]] = _Row(self._columns["partitions"], change.new)
 
     def _on_partitions(self, rows: list[_Rows], commit: Commit) -> None:
         for old, new in rows:
@@ -335,6 +350,8 @@ class Model:
                 raise Violation("I5", f"{where()}: a running task was claimed again")
             if not was_leased and old.lease_until != new.lease_until:
                 raise Violation("I5", f"{where()}: an expired lease was renewed")
+            if new.lease_until < min(old.lease_until, commit.at + round(new.lease_seconds * 1_000_000)):
+                raise Violation("I5", f"{where()}: a lease that holds was shortened to {_time(new.lease_until)}")
             if new.progress_message != old.progress_message:
                 named = _fence_in(new.progress_message)
                 if named != new.fence:

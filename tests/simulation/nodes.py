@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from uuid import UUID
 
+import everbeat.core.partitioning
 import everbeat.services.loops
 import everbeat.services.ownership
 import everbeat.services.ticker
@@ -40,7 +41,8 @@ def _cached_partitions(node: UUID, live: Iterable[UUID], capacities: Mapping[UUI
 
 
 def share_partitions() -> None:
-    """Compute the partitions of the same nodes once for all of them. Only for a process of the simulation."""
+    """Compute scores and the partitions of the same nodes once for all of them. Only for a process of the simulation."""
+    everbeat.core.partitioning._score = functools.lru_cache(maxsize=50_000)(everbeat.core.partitioning._score)
     everbeat.services.ownership.partitions_of_node = _cached_partitions  # type: ignore[attr-defined]
 
 
@@ -193,12 +195,13 @@ def stretch(engine: Engine, loops: list[Loop], scale: float) -> None:
         if loop is not engine.ownership:  # its deadline is the lease
             loop.deadline_seconds *= scale
         if isinstance(loop, Periodic):
-            loop._interval *= scale * (2 if any(loop is one for one in has_work) else 4)
+            loop._interval *= scale * (2 if any(loop is one for one in has_work) else 10)
         if isinstance(loop, SingletonLoop):  # a node that does not own its partition would look for it every two seconds
             loop.wait = functools.partial(wait_for_event, loop._woken, loop._interval)  # type: ignore[method-assign]
     engine.directory._refresh_seconds *= 4 * scale
     engine.promoter._poll_interval_seconds *= 2 * scale
-    engine.long_polls._poll_interval_seconds *= 2 * scale
+    engine.reaper._shorten_seconds *= scale
+    engine.long_polls._poll_interval_seconds *= 4 * scale
 
 
 def stretch_constants(scale: float) -> None:

@@ -89,19 +89,27 @@ def make_plan(seed: str, *, scale: float, seconds: float, mutation: str | None =
     return _Planner(seed, scale, seconds).plan(mutation)
 
 
+def make_dense_plan(seed: str, *, scale: float, mutation: str | None = None) -> Plan:
+    """A short random plan with frequent schedules, late requests, restarts and stalled workers, so that guards are needed."""
+    return _DensePlanner(seed, scale, random.Random(f"{seed}/length").uniform(10, 25) * 10 * scale).plan(mutation)
+
+
 class _Planner:
     def __init__(self, seed: str, scale: float, seconds: float) -> None:
         self._seed = seed
         self._random = random.Random(f"{seed}/plan")
         self._scale, self._seconds = scale, seconds
         self._lease = 10 * scale
-        self._nodes = self._random.randint(3, 8)
+        self._nodes = self._random.randint(3, 12)
         self._names = [f"job-{number}" for number in range(self._random.randint(4, 16))]
         self._key = 0
         # A run with a few kinds of faults reaches other states than one with all of them. So each seed has its own selection.
         self._faults = self._selected(_FAULTS)
         self._operations = self._selected(_OPERATIONS)
         self._has_frequent_schedules = self._random.random() < 0.3
+        self._fault_rates: tuple[float, ...] = (0.1, 0.5, 1.0, 2.0)
+        self._operation_rates: tuple[float, ...] = self._fault_rates
+        self._restore_rate = 0.25
 
     def _selected(self, weights: dict[str, float]) -> dict[str, float]:
         choice = self._random
@@ -113,11 +121,11 @@ class _Planner:
         entries += [Entry(choice.uniform(0, 2 * self._lease), "put", data=self._put(name)) for name in self._names]
         for number in range(choice.randint(2, 5)):
             entries.append(Entry(choice.uniform(0, self._lease), "worker", data=self._worker(number)))
-        for _ in range(int(choice.choice([0.1, 0.5, 1, 2]) * self._seconds / (3 * self._lease))):
+        for _ in range(int(choice.choice(self._fault_rates) * self._seconds / (3 * self._lease))):
             entries.append(self._fault())
-        for _ in range(int(choice.choice([0.1, 0.5, 1, 2]) * self._seconds / (3 * self._lease))):
+        for _ in range(int(choice.choice(self._operation_rates) * self._seconds / (3 * self._lease))):
             entries.append(self._operation())
-        if choice.random() < 0.25:
+        if choice.random() < self._restore_rate:
             names = choice.sample(self._names, 3)
             entries.append(Entry(self._any_time(), "restore", choice.uniform(1, 10) * self._lease, {"names": names}))
         entries.sort(key=lambda entry: entry.at)
@@ -238,3 +246,22 @@ class _Planner:
             more["delay_seconds"] = choice.uniform(0, 6) * lease
         key = f"key-{self._key}" if choice.random() < 0.5 else None
         return {"key": key, "more": more, "is_repeated": choice.random() < 0.3}
+
+
+class _DensePlanner(_Planner):
+    """Plans in which much happens to the same rows at the same time."""
+
+    def __init__(self, seed: str, scale: float, seconds: float) -> None:
+        super().__init__(seed, scale, seconds)
+        choice = self._random
+        self._nodes = choice.randint(2, 4)
+        # Requests that are executed late are what guards are for; nodes that lose partitions make them stale.
+        kinds = {"orphan", "slow", "crash", "stop", "freeze", *self._faults}
+        self._faults = {kind: _FAULTS[kind] * (3 if kind == "orphan" else 1) for kind in _FAULTS if kind in kinds}
+        self._has_frequent_schedules = choice.random() < 0.9
+        self._fault_rates, self._operation_rates = (3.0, 6.0, 10.0), (0.5, 2.0)
+        self._restore_rate = 0.7
+
+    def _worker(self, number: int) -> dict[str, Any]:
+        mood = {"complete": 4, "fail": 2, "crash": 1, "stall": self._random.choice([2, 6]), "release": 0.5}
+        return {"name": f"worker-{number}", "mood": mood}

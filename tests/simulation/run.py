@@ -83,7 +83,7 @@ class Run:
 
     def execute(self) -> Outcome:
         began, cpu = real_perf_counter(), real_process_time()
-        begin_run(self.plan.seed, self.database.now)
+        begin_run(self.plan.seed, self.loop, self.database.now)
         stretch_constants(self.scale)
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self.loop.set_exception_handler(self._on_unhandled)

@@ -54,7 +54,7 @@ class Process:
         self.context.run(PROCESS.set, self)
 
     def monotonic(self) -> float:
-        return sources.monotonic() * self.clock_rate
+        return sources.loop_time() * self.clock_rate
 
     def note_task(self, task: asyncio.Task[Any]) -> None:
         self.tasks.append(task)
@@ -70,6 +70,33 @@ NETWORK: Context = copy_context()
 
 class Deadlock(Exception):
     """No callback is left that could wake anything."""
+
+
+class _Handle(asyncio.Handle):
+    """A handle that does not ask the loop for its debug mode, because there are millions of them."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], loop: VirtualLoop, context: Context | None
+    ) -> None:
+        fields: Any = self
+        fields._callback, fields._args, fields._loop = callback, args, loop
+        fields._context = copy_context() if context is None else context
+        fields._cancelled, fields._repr, fields._source_traceback = False, None, None
+
+
+class _TimerHandle(asyncio.TimerHandle):
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], loop: VirtualLoop, context: Context | None
+    ) -> None:
+        fields: Any = self
+        fields._callback, fields._args, fields._loop = callback, args, loop
+        fields._context = copy_context() if context is None else context
+        fields._cancelled, fields._repr, fields._source_traceback = False, None, None
+        fields._when, fields._scheduled = when, True
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -90,7 +117,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def call_soon(self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -103,8 +130,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         when += self._random() * 1e-6
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        timer._scheduled = True  # type: ignore[attr-defined]
+        timer = _TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._sequence), timer))
         return timer
 
@@ -177,10 +203,10 @@ class _Sources:
     def __init__(self) -> None:
         self.random = random.Random(0)
         self.wall_microseconds: Callable[[], int] = lambda: START_MICROSECONDS
+        self.loop_time: Callable[[], float] = lambda: 0.0
 
     def monotonic(self) -> float:
-        loop = asyncio._get_running_loop()
-        return 0.0 if loop is None else loop.time()
+        return self.loop_time()
 
     def wall(self) -> float:
         process = PROCESS.get()
@@ -215,8 +241,8 @@ def install() -> None:
     uuid_utils.compat.uuid7 = sources.uuid7  # type: ignore[assignment]
 
 
-def begin_run(seed: str, wall_microseconds: Callable[[], int]) -> None:
+def begin_run(seed: str, loop: VirtualLoop, wall_microseconds: Callable[[], int]) -> None:
     """Start all random sources from the seed."""
     random.seed(f"{seed}/module")
     sources.random = random.Random(f"{seed}/ids")
-    sources.wall_microseconds = wall_microseconds
+    sources.wall_microseconds, sources.loop_time = wall_microseconds, loop.time

@@ -1,5 +1,8 @@
 """The reaper: ends attempts whose lease has expired. The task is then retried, dead or cancelled.
 
+If the clock of the database was ahead and is set back, leases that were granted meanwhile would last until it gets there again.
+They are shortened to their length from now, so that living workers can still renew them.
+
 Every node reaps: the end of an attempt is a conditional update on its fence, so one of them wins.
 """
 
@@ -39,6 +42,7 @@ class Reaper(Periodic):
         *,
         total_seconds: float = 7 * 86_400,
         interval_seconds: float = 1.0,
+        shorten_seconds: float = 30.0,
         batch_size: int = 500,
         random_fraction: Callable[[], float] = random.random,
         monotonic: Monotonic = time.monotonic,
@@ -47,6 +51,8 @@ class Reaper(Periodic):
         self._store = store
         self._publisher = publisher
         self._total_seconds = total_seconds
+        self._shorten_seconds = shorten_seconds
+        self._shortens_at = monotonic()
         self._batch_size = batch_size
         self._random_fraction = random_fraction
         self._monotonic = monotonic
@@ -54,6 +60,7 @@ class Reaper(Periodic):
         self._locked_since: dict[UUID, float] = {}
 
     async def run_once(self, now: datetime | None = None) -> bool:
+        await self._shorten(now)
         moment, expired = await self._store.task_expired(limit=self._batch_size, now=now)
         if not expired:
             self._locked_since.clear()
@@ -64,6 +71,14 @@ class Reaper(Periodic):
         self._publisher.report_expired(len(ended.ids))
         self._note_locked(sorted(id_ for id_, _ in ended.locked))
         return len(expired) >= self._batch_size and len(ended.locked) < len(expired)
+
+    async def _shorten(self, now: datetime | None) -> None:
+        """Look for leases that were granted before the clock of the database was set back, from time to time."""
+        monotonic = self._monotonic()
+        if now is None and monotonic < self._shortens_at:
+            return
+        count = await self._store.task_shorten_leases(limit=self._batch_size, now=now)
+        self._shortens_at = monotonic if count >= self._batch_size else monotonic + self._shorten_seconds
 
     def _note_locked(self, ids: list[UUID]) -> None:
         monotonic = self._monotonic()

@@ -336,6 +336,11 @@ class SharedVerbs(ABC):
         moment = await self.clock(now=now)
         return moment, [running_from_row(row) for row in await self._read("task_expired", limit=limit, now=now)]
 
+    async def task_shorten_leases(self, *, limit: int, now: datetime | None = None) -> int:
+        # A read first: it almost never finds anything, and should not keep the writer of SQLite busy.
+        ids = [row["id"] for row in await self._read("task_leases_ahead", limit=limit, now=now)]
+        return await self._change("task_shorten_leases", ids=ids, now=now) if ids else 0
+
     # Dead letters
 
     async def dead_find(self, tenant_id: UUID, task_ids: Sequence[UUID]) -> list[DeadLetter]:

@@ -141,6 +141,12 @@ class TaskVerbs(Protocol):
     async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[LeasedTask]]:
         """Running tasks with an expired lease, the oldest first."""
 
+    async def task_shorten_leases(self, *, limit: int, now: datetime | None = None) -> int:
+        """Let leases end after their length from now that end much later. They were granted before the clock was set back.
+
+        A worker that lives renews its lease meanwhile, and that of a dead one ends.
+        """
+
     async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> EndResult:
         """End attempts whose lease is valid (or expired). The task is put back, or moved to history and the dead letters."""
 

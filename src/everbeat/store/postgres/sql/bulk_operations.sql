@@ -13,7 +13,8 @@ ON CONFLICT DO NOTHING;
 -- Take a running operation that no node is working on, the oldest first.
 UPDATE bulk_operations SET owner = :owner, lease_until = coalesce(:now::timestamptz, now()) + make_interval(secs => :lease_seconds)
 WHERE id = (
-  SELECT id FROM bulk_operations WHERE state = 'running' AND (lease_until IS NULL OR lease_until <= coalesce(:now::timestamptz, now()))
+  SELECT id FROM bulk_operations WHERE state = 'running' AND (lease_until IS NULL OR lease_until <= coalesce(:now::timestamptz, now())
+    OR lease_until > coalesce(:now::timestamptz, now()) + make_interval(secs => :lease_seconds * 1.5))
   ORDER BY created_at LIMIT 1 FOR UPDATE SKIP LOCKED) AND state = 'running'
 RETURNING {{bulk_columns}};
 

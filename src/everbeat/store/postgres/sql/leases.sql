@@ -300,6 +300,27 @@ FROM tasks AS t
 WHERE t.state = 'running' AND t.lease_until <= coalesce(:now::timestamptz, now())
 ORDER BY t.lease_until LIMIT :limit;
 
+-- fragment: lease_is_ahead(at)
+-- Whether the lease of the task t ends later than any lease that is granted now: it was granted or renewed before the clock of
+-- the database was set back. The lease_seconds of tasks that nodes of the first version have claimed are not known.
+t.state = 'running' AND t.deadline_at IS NOT NULL AND t.lease_until > at + make_interval(secs => t.lease_seconds * 1.5)
+
+-- name: task_leases_ahead
+-- Running tasks with a lease that ends later than it can by this clock.
+SELECT t.id FROM tasks AS t CROSS JOIN (SELECT coalesce(:now::timestamptz, now()) AS at) AS m
+WHERE t.state = 'running' AND t.lease_until > coalesce(:now::timestamptz, now()) AND {{lease_is_ahead(m.at)}}
+ORDER BY t.lease_until DESC LIMIT :limit;
+
+-- name: task_shorten_leases
+-- Let these leases end after their length from now. Tasks that another transaction has locked are not changed.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+ahead AS MATERIALIZED (
+  SELECT t.id FROM unnest(:ids::uuid[]) AS r(id) CROSS JOIN moment AS m JOIN tasks AS t ON t.id = r.id
+  WHERE ({{lease_is_ahead(m.at)}}) IS TRUE FOR NO KEY UPDATE OF t SKIP LOCKED
+)
+UPDATE tasks AS t SET lease_until = m.at + make_interval(secs => t.lease_seconds)
+FROM ahead AS a CROSS JOIN moment AS m WHERE t.id = a.id AND ({{lease_is_ahead(m.at)}}) IS TRUE;
+
 -- fragment: lease_is_ending
 -- Whether the attempt that e ends has a valid lease, or an expired one if is_expired is set, for the task t.
 t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running' AND (t.lease_until <= m.at) = :is_expired::boolean

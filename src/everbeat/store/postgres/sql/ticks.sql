@@ -56,7 +56,7 @@ ledger AS (
   INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, task_id, fired_at, node, epoch)
   SELECT id, fires, tenant_id, CASE WHEN skip_reason IS NULL THEN 'fired' ELSE 'skipped' END,
     skip_reason, CASE WHEN skip_reason IS NULL THEN task_id END,
-    coalesce(:now::timestamptz, clock_timestamp()), :node, epoch
+    coalesce(:now::timestamptz, greatest(clock_timestamp(), now())), :node, epoch
   FROM decided
   ON CONFLICT DO NOTHING
   RETURNING schedule_id, outcome, reason, task_id, fired_at

@@ -15,7 +15,8 @@ ON CONFLICT DO NOTHING;
 -- returns: {{bulk_columns}}
 UPDATE bulk_operations SET owner = :owner, lease_until = :now + {{microseconds(:lease_seconds)}}
 WHERE id = (
-  SELECT id FROM bulk_operations WHERE state = 'running' AND (lease_until IS NULL OR lease_until <= :now)
+  SELECT id FROM bulk_operations WHERE state = 'running' AND (lease_until IS NULL OR lease_until <= :now
+    OR lease_until > :now + {{microseconds(:lease_seconds * 1.5)}})
   ORDER BY created_at LIMIT 1) AND state = 'running'
 RETURNING {{bulk_columns}};
 

@@ -234,6 +234,22 @@ SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, 
   {{deadline_of_task}} AS deadline_at, coalesce(t.first_started_at, t.started_at) AS first_started_at
 FROM tasks AS t WHERE t.state = 'running' AND t.lease_until <= :now ORDER BY t.lease_until LIMIT :limit;
 
+-- fragment: lease_is_ahead(at)
+-- Whether the lease of the task t ends later than any lease that is granted now: it was granted or renewed before the clock was
+-- set back. The lease_seconds of tasks that processes of the first version have claimed are not known.
+t.state = 'running' AND t.deadline_at IS NOT NULL AND t.lease_until > at + {{microseconds(t.lease_seconds * 1.5)}}
+
+-- name: task_leases_ahead
+-- Running tasks with a lease that ends later than it can by this clock.
+-- returns: id uuid
+SELECT t.id FROM tasks AS t WHERE t.state = 'running' AND t.lease_until > :now AND {{lease_is_ahead(:now)}}
+ORDER BY t.lease_until DESC LIMIT :limit;
+
+-- name: task_shorten_leases
+-- Let these leases end after their length from now.
+UPDATE tasks AS t SET lease_until = :now + {{microseconds(t.lease_seconds)}}
+WHERE t.id IN (SELECT unhex(value) FROM json_each(:ids)) AND {{lease_is_ahead(:now)}};
+
 -- name: task_end_attempt
 -- Store an attempt that did not end its task.
 -- returns: task_id uuid
