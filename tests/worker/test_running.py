@@ -59,8 +59,19 @@ async def test_it_claims_its_queues_and_types(workers: Workers, server: FakeServ
     first, second = server.claims
     assert (first.queues, first.types, first.lease_seconds) == (["mail", "reports"], ["a", "b"], 12)
     assert second.queues == ["only"]
-    assert first.wait_seconds == pytest.approx(9.6)
+    assert first.wait_seconds == pytest.approx(9.0)
     assert second.wait_seconds == pytest.approx(24.0)
+
+
+async def test_a_poll_with_a_short_lease_leaves_time_for_a_late_answer(workers: Workers, server: FakeServer) -> None:
+    """The lease counts from the beginning of the poll. A task that comes at its end must not count as lost at once."""
+
+    async def job() -> None: ...
+
+    await workers.start(job, lease_seconds=5)
+    await wait_until_async(lambda: len(server.claims) == 1)
+    (claim,) = server.claims
+    assert claim.wait_seconds == pytest.approx(2.5)
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -44,10 +44,12 @@ class Claimer:
         self.is_waiting = False
         self._sent_at = 0.0
         self._is_polling = self._was_last_claim_full = False
-        # Leases count from the time when the claim was sent. The poll must end early enough for a first heartbeat.
+        # Leases count from the time when the claim was sent. The poll must end early enough for a first heartbeat, also if its
+        # answer comes a second late.
         servers = getattr(transport, "servers", None)
         longest = _FAILOVER_POLL_SECONDS if servers is not None and servers.has_alternatives else _MAX_POLL_SECONDS
-        self._poll_seconds = min(longest, claim.lease_seconds * 0.8)
+        lease = claim.lease_seconds
+        self._poll_seconds = min(longest, lease * 0.8, max(lease - 3.0, lease / 2))
 
     def wake(self) -> None:
         """Wake the claimer, because slots may be free."""
