@@ -69,6 +69,7 @@ from everbeat.services.publisher import ChangePublisher
 from everbeat.services.quotas import QuotaService
 from everbeat.services.reaper import Reaper
 from everbeat.services.sampler import Sampler
+from everbeat.services.schedule_counts import ScheduleCounts
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.schema import SchemaGuard
 from everbeat.services.service_levels import ServiceLevels, SliCounter
@@ -202,6 +203,7 @@ class Engine:
 
     def _build_administration(self) -> None:
         self.cluster = ClusterService(self.store)
+        self.schedule_counts = ScheduleCounts(self.store)
         self.capacity = CapacityService(self.store, self.forecast)
         self.lag_history = LagHistory(self.store.pool("maintenance"))
         self.tenants = TenantService(self.store)

@@ -133,6 +133,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "schedule_runs": {"tenant_id": TENANT, "ids": IDS, "limit": 20},
     "task_slow": {"tenant_id": TENANT, "seconds": 60.0, "limit": 1000, "now": NOW},
     "task_ready_ages": {"tenant_id": TENANT, "seconds": 60.0, "limit": 1000, "now": NOW},
+    "schedule_search": {"tenant_id": TENANT, "text": "9", "scan": 200_000, "limit": 8},
     "schedule_list": {
         "tenant_id": TENANT,
         "after_name": "job-3",
@@ -231,7 +232,10 @@ TOUCHED = {
         ("task_complete", "task_complete_unlocked", "task_finish", "task_cancel", "task_find", "task_queues", "task_ticks"),
         LIVE | HISTORY,
     ),
-    **{verb: {"schedules"} for verb in ("schedule_find", "schedule_list", "schedule_due", "task_release_held_schedules")},
+    **{
+        verb: {"schedules"}
+        for verb in ("schedule_find", "schedule_list", "schedule_search", "schedule_due", "task_release_held_schedules")
+    },
     **{verb: {"schedules", "tasks"} for verb in ("tick_fire", "task_release_held_candidates", "task_release_held_any")},
     **dict.fromkeys(("sample_waiting", "sample_ready", "sample_running"), LIVE),
     **{verb: {"checks"} for verb in ARGUMENTS if verb.startswith("check_")},
@@ -254,6 +258,7 @@ FULLY_READ = {
 }
 # These statements must use exactly this index, whatever the statistics are. Indexes of month tables have different names.
 BY_INDEX = {
+    "schedule_search": "schedules_tenant_id_name_key",
     "task_flows": "tasks_ready",
     "task_ready_queues": "tasks_ready",
     "task_claim": "tasks_ready|tasks_pkey",
@@ -460,6 +465,7 @@ SQLITE_HOT = {
     "worker_queues": "workers_seen",
     "worker_running": "tasks_running_of_tenant",
 }
+SQLITE_HOT["schedule_search"] = "sqlite_autoindex_schedules_2"
 del SQLITE_HOT["task_depths"]  # counts all live tasks
 
 

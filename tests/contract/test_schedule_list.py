@@ -1,4 +1,4 @@
-"""schedule_list, schedule_count, schedule_delete, schedule_faulty and schedule_using_calendar."""
+"""schedule_list, _match_count, _search, _count, _delete, _faulty and _using_calendar."""
 
 from __future__ import annotations
 
@@ -61,6 +61,30 @@ async def test_schedule_list_filters(store: Store, filter_: ScheduleFilter, expe
         make_schedule("report-2", target=WorkerTarget(type="mail", queue="slow")),
     )
     assert await names(store, filter_) == expected
+
+
+async def test_schedule_match_count_counts_those_that_match_up_to_its_limit(store: Store) -> None:
+    await insert(store, make_schedule("paused", at=None), make_schedule("report-1"), make_schedule("report-2"))
+    await insert(store, make_schedule("report-3", tenant_id=OTHER_TENANT), tenant_id=OTHER_TENANT)
+    for filter_, expected in ((ALL_SCHEDULES, 3), (ScheduleFilter(name_prefix="re"), 2), (ScheduleFilter(queue="none"), 0)):
+        assert await store.schedule_match_count(DEFAULT_TENANT, filter_, limit=50) == expected
+        assert await store.schedule_match_count(DEFAULT_TENANT, filter_, limit=1) == min(1, expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("port", ["Report-b", "export", "report-a"]),
+        ("PORT-", ["Report-b", "report-a"]),
+        ("re", ["Report-b", "report-a"]),
+        *((text, []) for text in ("p_rt", "%", "theirs")),
+    ],
+)
+async def test_schedule_search_finds_names_that_contain_a_text(store: Store, text: str, expected: list[str]) -> None:
+    await insert(store, *(make_schedule(name) for name in ("report-a", "Report-b", "export", "mail")))
+    await insert(store, make_schedule("theirs", tenant_id=OTHER_TENANT), tenant_id=OTHER_TENANT)
+    assert await store.schedule_search(DEFAULT_TENANT, text, limit=10) == expected
+    assert await store.schedule_search(DEFAULT_TENANT, text, limit=2) == expected[:2]
 
 
 async def test_schedule_list_returns_only_schedules_of_the_tenant(store: Store) -> None:

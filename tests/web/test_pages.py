@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from datetime import UTC, datetime
@@ -82,7 +83,7 @@ async def test_errors_are_pages_that_say_what_to_do(browser: httpx.AsyncClient) 
     response = await browser.get("/schedules/nothing")
     assert response.status_code == 404
     assert response.headers["content-type"].startswith("text/html")
-    assert "there is no schedule" in response.text
+    assert "There is no schedule" in response.text
     assert response.headers["x-request-id"] in response.text
 
 
@@ -222,3 +223,32 @@ async def test_the_page_of_service_levels_shows_what_is_left(browser: httpx.Asyn
     assert "50.0 %" in text
     assert "exhausted" in text
     assert 'aria-label="Budget left of fire"' in page.text
+
+
+async def test_the_search_finds_schedules_by_a_part_of_their_name(browser: httpx.AsyncClient, context: ApiContext) -> None:
+    for name in ("nightly-report", "report-a", "mail"):
+        await put_schedule(context, name)
+    text = (await browser.get("/search?q=report")).text
+    assert text.index('href="/schedules/report-a"') < text.index('href="/schedules/nightly-report"')
+    assert "/schedules/mail" not in text
+
+
+async def test_the_overview_does_not_wait_for_the_numbers_of_schedules(
+    browser: httpx.AsyncClient, context: ApiContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put_schedule(context)
+    may_count = asyncio.Event()
+    schedule_count = context.store.schedule_count
+
+    async def slow(tenant_id: UUID) -> dict[str, int]:
+        await may_count.wait()
+        return await schedule_count(tenant_id)
+
+    monkeypatch.setattr(context.store, "schedule_count", slow)
+    first = (await browser.get("/")).text
+    assert "<dt>Active schedules</dt><dd>…</dd>" in first
+    assert 'hx-trigger="load delay' in first
+    may_count.set()
+    while "…" in (text := (await browser.get("/")).text.partition("Active schedules</dt>")[2][:20]):
+        await asyncio.sleep(0)
+    assert "<dd>1</dd>" in text

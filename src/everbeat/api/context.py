@@ -36,6 +36,7 @@ from everbeat.services.ledger import LedgerService
 from everbeat.services.live_updates import LiveUpdates
 from everbeat.services.pauses import PauseService
 from everbeat.services.pings import PingService
+from everbeat.services.schedule_counts import ScheduleCounts
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.service_levels import ServiceLevels
 from everbeat.services.tasks import TaskService
@@ -74,6 +75,7 @@ class ApiContext(NamedTuple):
     findings: AuditFindingService
     forecast: ForecastService
     cluster: ClusterService
+    schedule_counts: ScheduleCounts
     capacity: CapacityService
     lag_history: LagHistory
     service_levels: ServiceLevels
@@ -132,6 +134,7 @@ class ApiContext(NamedTuple):
             findings=engine.findings,
             forecast=engine.forecast,
             cluster=engine.cluster,
+            schedule_counts=engine.schedule_counts,
             capacity=engine.capacity,
             lag_history=engine.lag_history,
             service_levels=engine.service_levels,

@@ -71,13 +71,15 @@ class BulkService:
 
     async def count(self, tenant_id: UUID, request: BulkRequest) -> int:
         """Return the number of schedules or tasks that match now."""
+        if isinstance(request.filter, ScheduleFilter):
+            matched = await self._store.schedule_match_count(tenant_id, request.filter, limit=MAX_MATCHED + 1)
+            _check_matched(request, matched)
+            return matched
         matched, position = 0, None
         while True:
             page, position = await select(self._store, tenant_id, request, position, _COUNT_PAGE_SIZE)
             matched += len(page)
-            if matched > MAX_MATCHED:
-                message = f"matches more than {MAX_MATCHED:,} {request.subject}; narrow it, for example by from and to"
-                raise InvalidInput.of("filter", message)
+            _check_matched(request, matched)
             if position is None:
                 return matched
 
@@ -135,6 +137,12 @@ class BulkService:
 def _id_of(tenant_id: UUID, key: str) -> UUID:
     digest = blake2b(tenant_id.bytes + key.encode(), digest_size=16).digest()
     return UUID(bytes=digest, version=4)
+
+
+def _check_matched(request: BulkRequest, matched: int) -> None:
+    if matched > MAX_MATCHED:
+        message = f"matches more than {MAX_MATCHED:,} {request.subject}; narrow it, for example by from and to"
+        raise InvalidInput.of("filter", message)
 
 
 async def select(

@@ -83,6 +83,7 @@ from everbeat.store.values import (
     ZoneVersion,
 )
 
+_MAX_NAMES_SEARCHED = 200_000
 _TASK_LISTS = {
     True: ("task_list", "task_list_of_schedule", "task_list_floor"),
     False: ("task_list_past", "task_list_past_of_schedule", "task_list_past_floor"),
@@ -124,6 +125,14 @@ class SharedVerbs(ABC):
     ) -> list[Schedule]:
         rows = await self._read("schedule_list", tenant_id=tenant_id, after_name=after_name, limit=limit, **filter_._asdict())
         return [schedule_from_row(row) for row in rows]
+
+    async def schedule_match_count(self, tenant_id: UUID, filter_: ScheduleFilter, *, limit: int) -> int:
+        rows = await self._read("schedule_match_count", tenant_id=tenant_id, limit=limit, **filter_._asdict())
+        return int(rows[0]["count"])
+
+    async def schedule_search(self, tenant_id: UUID, text: str, *, limit: int) -> list[str]:
+        rows = await self._read("schedule_search", tenant_id=tenant_id, text=text, scan=_MAX_NAMES_SEARCHED, limit=limit)
+        return [row["name"] for row in rows]
 
     async def schedule_delete(
         self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from everbeat.core.alerts import AlertInput, AlertRule, shown_alert
+from everbeat.core.alerts import AlertInput, AlertKind, AlertRule, shown_alert
 from everbeat.core.definitions import convert
 from everbeat.core.errors import InvalidInput
 from everbeat.core.targets import HttpTarget
@@ -35,6 +35,17 @@ PARAMETERS = (
     Parameter("in_a_row", "Skips in a row", "skipped", "3 if it is empty."),
     Parameter("reasons", "Reasons", "skipped", "Separated by spaces: overlap misfire quota paused …", False),
 )
+KIND_LABELS = {
+    AlertKind.DEAD: "A task becomes a dead letter",
+    AlertKind.MISSED: "A tick is missing",
+    AlertKind.LATE: "A tick fires late",
+    AlertKind.DEADLINE: "A schedule is not done by a time of day",
+    AlertKind.SLOW: "A run takes too long",
+    AlertKind.SUCCESS_RATE: "Too few runs succeed",
+    AlertKind.QUEUE_AGE: "A task waits too long in its queue",
+    AlertKind.NO_WORKER: "A queue has tasks and no worker",
+    AlertKind.SKIPPED: "Ticks are skipped in a row",
+}
 _MATCHES = ("schedule", "label", "queue")
 _NUMBERS = ("remind_seconds", "group_seconds")
 

@@ -124,6 +124,11 @@ def page_link(link: str | None) -> str | None:
     return {"pauses": "/queues", "nodes": "/cluster"}.get(section) or (f"/{section}" if section in _SECTIONS else None)
 
 
+def budget(left: float) -> str:
+    """What is left of an error budget, as a fraction. Beyond its end, how often it was used up is easier to read."""
+    return f"{left * 100:.1f} %" if left >= 0 else f"0 % (used {1 - left:.1f} times)"
+
+
 def limit(value: float | None) -> str:
     return "no limit" if value is None else number(value)
 
@@ -154,6 +159,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "body_text": body_text,
     "with_query": with_query,
     "json_line": json_line,
+    "budget": budget,
     "limit": limit,
     "page_link": page_link,
     "ran_for": ran_for,

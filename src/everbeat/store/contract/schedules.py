@@ -77,6 +77,12 @@ class ScheduleVerbs(Protocol):
     ) -> list[Schedule]:
         """The tenant's schedules in order of name, after the given name."""
 
+    async def schedule_match_count(self, tenant_id: UUID, filter_: ScheduleFilter, *, limit: int) -> int:
+        """The number of the tenant's schedules that match a filter, up to a limit."""
+
+    async def schedule_search(self, tenant_id: UUID, text: str, *, limit: int) -> list[str]:
+        """The names that contain a text, in any case, in order of name. It searches a limited number of names."""
+
     async def schedule_delete(
         self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:

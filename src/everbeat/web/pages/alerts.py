@@ -11,9 +11,9 @@ from everbeat.api import paging
 from everbeat.api.alerts import alert_response
 from everbeat.api.messages import ApiRequest, Response
 from everbeat.api.routing import get, post
-from everbeat.core.alerts import MAX_ALERTS, AlertKind, AlertRule
+from everbeat.core.alerts import MAX_ALERTS, AlertRule
 from everbeat.core.errors import EverbeatError, InvalidInput, NotFound
-from everbeat.web.alert_fields import PARAMETERS, alert_of_form, fields_of_alert
+from everbeat.web.alert_fields import KIND_LABELS, PARAMETERS, alert_of_form, fields_of_alert
 from everbeat.web.forms import read_form
 from everbeat.web.pages.declarations import MANAGE, READ
 from everbeat.web.pages.queries import query_of
@@ -84,7 +84,7 @@ async def _form(
         rule=rule,
         fields=fields,
         error=error,
-        kinds=list(AlertKind),
+        kind_labels=KIND_LABELS,
         parameters=PARAMETERS,
     )
 

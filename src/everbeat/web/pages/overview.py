@@ -10,6 +10,7 @@ from everbeat.api.messages import ApiRequest, Response
 from everbeat.api.routing import get
 from everbeat.core.access import Scope
 from everbeat.core.incidents import IncidentState
+from everbeat.core.responses import dead_letter_response
 from everbeat.services.forecast import CELL, CELLS
 from everbeat.services.lag_history import LagPoint
 from everbeat.store.values import DeadFilter
@@ -19,6 +20,8 @@ from everbeat.web.rendering import is_refresh, page, rendered
 from everbeat.web.svg import heat_map, share_bar
 
 _LISTED = 10
+# How long the page waits for the numbers of schedules. Without them it is shown, and loads them at once.
+_COUNT_SECONDS = 0.03
 # The cells in a row of the heat map: the minutes of an hour.
 _ROW = 60
 
@@ -26,7 +29,10 @@ _ROW = 60
 @get("/", READ)
 async def overview(request: ApiRequest) -> Response:
     context, tenant_id = request.context, request.tenant_id
-    view = await context.cluster.view(tenant_id, all_tenants=Scope.ADMIN in request.caller.scopes)
+    schedules = await context.schedule_counts.within(tenant_id, _COUNT_SECONDS)
+    view = await context.cluster.view(
+        tenant_id, all_tenants=Scope.ADMIN in request.caller.scopes, schedules={} if schedules is None else schedules
+    )
     dead = await context.dead_letters.page(tenant_id, DeadFilter(), before=None, limit=_LISTED)
     faulty = await context.store.schedule_faulty(tenant_id, limit=_LISTED)
     states: Counter[str] = Counter()
@@ -43,12 +49,13 @@ async def overview(request: ApiRequest) -> Response:
         open_incidents=incidents[IncidentState.OPEN],
         acknowledged_incidents=incidents[IncidentState.ACKNOWLEDGED],
         view=view,
+        schedules=schedules,
         now=view.now,
         states=states,
         lag=max((one.lag_seconds for one in view.nodes if view.is_alive(one) and one.lag_seconds is not None), default=None),
         lags=[] if is_refresh(request) else _lags(context.lag_history.points),
         queues=sorted(queues.items(), key=lambda one: -sum(one[1].values()))[:_LISTED],
-        dead=dead,
+        dead=[(one, dead_letter_response(one).error) for one in dead],
         pauses=await context.pauses.active(tenant_id),
         faulty=faulty,
     )

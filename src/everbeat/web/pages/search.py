@@ -1,4 +1,4 @@
-"""The search of the palette: pages, schedules by the beginning of their name, and tasks by id."""
+"""The search of the palette: pages, schedules by a part of their name, checks by its beginning, and tasks by id."""
 
 from __future__ import annotations
 
@@ -41,15 +41,23 @@ async def search(request: ApiRequest) -> Response:
     text = query_of(request).get("q", "")
     found = [(name, href, "page") for name, href in _PAGES.items() if text.lower() in name.lower()]
     if text and is_name(text):
-        matches = await request.context.schedules.page(
-            request.tenant_id, ScheduleFilter(name_prefix=text), after_name=None, limit=_FOUND
-        )
+        names = await _schedules(request, text)
         checks = await request.context.checks.page(request.tenant_id, prefix=text, limit=_FOUND)
         found = [(one.spec.name, f"/checks/{quote(one.spec.name)}", "check") for one in checks] + found
-        found = [(one.spec.name, f"/schedules/{quote(one.spec.name)}", "schedule") for one in matches] + found
+        found = [(name, f"/schedules/{quote(name)}", "schedule") for name in names] + found
     if (id_ := _task_id(text)) is not None:
         found = [(text, f"/tasks/{id_}", "task"), *found]
     return await page(request, "search.html", found=found[: 2 * _FOUND], text=text)
+
+
+async def _schedules(request: ApiRequest, text: str) -> list[str]:
+    """The names that begin with the text, and then those that contain it elsewhere."""
+    store, filter_ = request.context.store, ScheduleFilter(name_prefix=text)
+    first = await store.schedule_list(request.tenant_id, filter_, after_name=None, limit=_FOUND)
+    names = dict.fromkeys(one.spec.name for one in first)
+    if len(names) < _FOUND:
+        names |= dict.fromkeys(await store.schedule_search(request.tenant_id, text, limit=2 * _FOUND))
+    return list(names)[:_FOUND]
 
 
 def _task_id(text: str) -> UUID | None:

@@ -70,7 +70,8 @@
   const showParts = (root) => {
     for (const select of root.querySelectorAll("select[data-shows]")) {
       for (const part of document.querySelectorAll(`[data-shown-for^="${select.dataset.shows}:"]`)) {
-        part.hidden = part.dataset.shownFor !== `${select.dataset.shows}:${select.value}`;
+        part.hidden = !part.dataset.shownFor.split(" ").includes(`${select.dataset.shows}:${select.value}`);
+        if ("disables" in part.dataset) for (const input of part.querySelectorAll("input")) input.disabled = part.hidden;
       }
     }
   };
@@ -128,7 +129,8 @@
     const axis = { stroke: color("--muted"), grid: { stroke: color("--border"), width: 1 }, ticks: { stroke: color("--border") } };
     const size = () => ({ width: element.clientWidth, height: 200 });
     const series = [{}, { label: "lag", stroke: color("--accent"), width: 2, points: { size: 5 } }];
-    const axes = [axis, { ...axis, size: 70, values: (_, values) => values.map((one) => `${one} ms`) }];
+    const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
+    const axes = [{ ...axis, space: 80, values: (_, times) => times.map(clock) }, { ...axis, size: 70, values: (_, values) => values.map((one) => `${one} ms`) }];
     const chart = new uPlot({ ...size(), series, axes, legend: { show: false }, scales: { y: { range: (_, low, high) => [0, Math.max(high, 10)] } } }, [lagTimes, lagValues], element);
     new ResizeObserver(() => chart.setSize(size())).observe(element);
     return chart;

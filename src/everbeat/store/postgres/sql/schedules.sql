@@ -39,21 +39,37 @@ JOIN unnest(:ids::uuid[], :revisions::integer[], :next_ticks::timestamptz[], :st
 WHERE s.id = r.id AND s.tenant_id = r.tenant_id AND s.revision = e.revision AND s.status = e.status
   AND s.next_tick_at IS NOT DISTINCT FROM e.next_tick_at;
 
--- name: schedule_list
--- The tenant's schedules that match a filter, in order of name, after a given name.
-SELECT {{schedule_columns}} FROM schedules
-WHERE tenant_id = :tenant_id AND (:after_name::text IS NULL OR name > :after_name)
-  AND (:status::text IS NULL OR status = :status)
+-- fragment: schedule_matches
+-- The conditions of a filter.
+(:status::text IS NULL OR status = :status)
   AND (:name_prefix::text IS NULL OR starts_with(name, :name_prefix))
   AND (:queue::text IS NULL OR queue = :queue)
   AND (:type::text IS NULL OR task_type = :type)
   AND (:target::text IS NULL OR target_kind = :target)
   AND (:zones::text[] IS NULL OR timezone = ANY(:zones))
+
+-- name: schedule_list
+-- The tenant's schedules that match a filter, in order of name, after a given name.
+SELECT {{schedule_columns}} FROM schedules
+WHERE tenant_id = :tenant_id AND (:after_name::text IS NULL OR name > :after_name)
+  AND {{schedule_matches}}
 ORDER BY name LIMIT :limit;
 
 -- name: schedule_delete
 -- Delete schedules. Their ledger rows are kept.
 DELETE FROM schedules WHERE tenant_id = :tenant_id AND id = ANY(:ids::uuid[]);
+
+-- name: schedule_match_count
+-- The number of the tenant's schedules that match a filter, up to a limit.
+SELECT count(*) AS count FROM (
+  SELECT 1 FROM schedules WHERE tenant_id = :tenant_id
+    AND {{schedule_matches}}
+  LIMIT :limit) AS matched;
+
+-- name: schedule_search
+-- The names that contain a text, in order of name, among the first ones of the tenant. It reads the index on the names only.
+SELECT name FROM (SELECT name FROM schedules WHERE tenant_id = :tenant_id ORDER BY name LIMIT :scan) AS named
+WHERE strpos(lower(name), lower(:text::text)) > 0 ORDER BY name LIMIT :limit;
 
 -- name: schedule_count
 -- The number of the tenant's schedules by status.

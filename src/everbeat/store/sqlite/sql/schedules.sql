@@ -43,22 +43,38 @@ UPDATE schedules SET ({{schedule_edited_columns}})
 WHERE id = :id AND tenant_id = :tenant_id AND revision = :expected_revision AND status = :expected_status
   AND next_tick_at IS :expected_next_tick_at;
 
--- name: schedule_list
--- The tenant's schedules that match a filter, in order of name, after a given name.
--- returns: {{schedule_columns}}
-SELECT {{schedule_columns}} FROM schedules
-WHERE tenant_id = :tenant_id AND (:after_name IS NULL OR name > :after_name)
-  AND (:status IS NULL OR status = :status)
+-- fragment: schedule_matches
+-- The conditions of a filter.
+(:status IS NULL OR status = :status)
   AND (:name_prefix IS NULL OR substr(name, 1, length(:name_prefix)) = :name_prefix)
   AND (:queue IS NULL OR queue = :queue)
   AND (:type IS NULL OR task_type = :type)
   AND (:target IS NULL OR target_kind = :target)
   AND (:zones IS NULL OR timezone IN (SELECT value FROM json_each(:zones)))
+
+-- name: schedule_list
+-- The tenant's schedules that match a filter, in order of name, after a given name.
+-- returns: {{schedule_columns}}
+SELECT {{schedule_columns}} FROM schedules
+WHERE tenant_id = :tenant_id AND (:after_name IS NULL OR name > :after_name)
+  AND {{schedule_matches}}
 ORDER BY name LIMIT :limit;
 
 -- name: schedule_delete
 -- Delete schedules. Their ledger rows are kept.
 DELETE FROM schedules WHERE tenant_id = :tenant_id AND id IN (SELECT unhex(value) FROM json_each(:ids));
+
+-- name: schedule_match_count
+-- The number of the tenant's schedules that match a filter, up to a limit.
+SELECT count(*) AS count FROM (
+  SELECT 1 FROM schedules WHERE tenant_id = :tenant_id
+    AND {{schedule_matches}}
+  LIMIT :limit);
+
+-- name: schedule_search
+-- The names that contain a text, in order of name, among the first ones of the tenant. It reads the index on the names only.
+SELECT name FROM (SELECT name FROM schedules WHERE tenant_id = :tenant_id ORDER BY name LIMIT :scan)
+WHERE instr(lower(name), lower(:text)) > 0 ORDER BY name LIMIT :limit;
 
 -- name: schedule_count
 -- The number of the tenant's schedules by status.
