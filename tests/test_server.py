@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from everbeat.config import Settings
-from everbeat.core.errors import SchemaTooNew, SchemaTooOld
+from everbeat.core.errors import SchemaTooNew, SchemaTooOld, StoreUnavailable
 from everbeat.core.protocol import TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.server import EmbeddedNode, Node
@@ -17,7 +18,7 @@ from everbeat.store.sqlite.store import SqliteStore
 from everbeat.store.values import Notice
 from tests.factories import apply_unknown_migration
 from tests.support.postgres import run_outside_loop
-from tests.support.processes import wait_until_async
+from tests.support.processes import free_port, wait_until_async
 
 
 @pytest.mark.parametrize("roles", [("scheduler",), ("api",), ("api", "scheduler")])
@@ -139,3 +140,16 @@ async def test_a_node_starts_on_a_newer_schema_that_is_compatible_with_it(migrat
     ready = await node.ready()
     assert (ready.detail["database"], ready.detail["needed"]) == ("ok", newest.number - 1)
     await node.stop()
+
+
+async def test_a_node_that_is_stopped_while_it_waits_for_a_full_disk_ends_without_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, stop = Node(Settings(database_url=f"sqlite:///{tmp_path}/everbeat.db", port=free_port())), asyncio.Event()
+
+    async def migrate() -> list[str]:
+        stop.set()
+        raise StoreUnavailable("database or disk is full")
+
+    monkeypatch.setattr(node.store, "migrate", migrate)
+    await asyncio.wait_for(node.run(stop), 20)

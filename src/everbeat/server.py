@@ -362,6 +362,8 @@ class Node(EmbeddedNode):
                     raise keys_required_error(auth_settings.host)
         while not stop.is_set():
             await self._prepare(stop)
+            if stop.is_set():  # the database has never been available, so it may have no tables
+                return
             with contextlib.suppress(StoreUnavailable):
                 self._enforce(await decide_auth(self.store, auth_settings))
                 return
