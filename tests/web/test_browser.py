@@ -214,7 +214,8 @@ def test_a_hidden_page_loads_nothing_and_catches_up_when_it_is_visible_again(
     page.on("request", lambda request: requests.append(request.url))
     other = Screen(chromium, server)
     other.log_in(server.key)
-    other.page.goto("/tasks?queue=hidden-page")
+    with other.page.expect_response(lambda response: "/live?" in response.url):  # it listens
+        other.page.goto("/tasks?queue=hidden-page")
     post(server, "/v1/tasks", {"type": "seen-later", "queue": "hidden-page"})
     expect(other.page.locator("#live")).to_contain_text("seen-later")  # the visible page was refreshed
     other.context.close()
