@@ -16,8 +16,11 @@ _POLLS, _QUEUE_SETS, _QUEUES = 600, 100, 20
 async def polls_on_many_queue_sets(target: Target) -> None:
     """Hundreds of polls that wait for different queues. No query may be needed for each of them again and again."""
     async with contextlib.AsyncExitStack() as stack:
-        connections = [await stack.enter_async_context(target.connect()) for _ in range(_POLLS)]
-        for number, (_, writer) in enumerate(connections):
+        connections = []
+        for number in range(_POLLS):
+            # A connection that sends nothing for a while is closed, so each poll is sent as soon as its connection is open.
+            connections.append(await stack.enter_async_context(target.connect()))
+            _, writer = connections[-1]
             queues = [f"queue-{number % _QUEUE_SETS}-{index}" for index in range(_QUEUES)]
             body = json.dumps({"worker": "w", "queues": queues, "wait_seconds": 30}).encode()
             headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
