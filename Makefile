@@ -18,7 +18,7 @@ SIMULATE_SECONDS ?= 600
 PORT ?= 8080
 
 .DEFAULT_GOAL := help
-.PHONY: help install run tools services test chaos faults simulate fuzz attack docs check fmt lint types imports bench scale site lock clean
+.PHONY: help install run tools services test static chaos faults simulate fuzz attack docs check fmt lint types imports bench scale site lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -54,7 +54,7 @@ services: ## Install Redis, RabbitMQ, Prometheus and Alertmanager, which some te
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends prometheus prometheus-alertmanager; }
 
 test: install ## Run all tests (they start their own PostgreSQL)
-	@$(BIN)/pytest -n $(PYTEST_WORKERS)
+	@$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
 chaos: install ## Run random faults on a cluster under load for CHAOS_SECONDS (600), and judge it from outside (CHAOS_SEED repeats a plan)
 	@$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) --store $(CHAOS_STORE) --runs $(CHAOS_RUNS) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
@@ -96,7 +96,10 @@ types: install ## Check types
 imports: install ## Check the direction of imports
 	@$(BIN)/lint-imports
 
-check: lint types imports test ## Run everything that CI runs
+check: install ## Run everything that CI runs: style, types and imports beside the tests, which wait for much of their time
+	@$(MAKE) --no-print-directory --jobs 2 static test
+
+static: lint types imports
 
 fmt: install ## Format the code
 	@$(BIN)/ruff check --fix .

@@ -38,6 +38,16 @@ async def _prepare_template(url: str) -> None:
     await store.close()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that share something expensive in one process, for `--dist loadgroup`: what their module sets up, or a RabbitMQ."""
+    for item in items:
+        fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+        if "rabbitmq" in fixtures:
+            item.add_marker(pytest.mark.xdist_group("rabbitmq"))
+        elif any(definitions[-1].scope == "module" for definitions in fixtures.values()):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.fixture(autouse=True)
 def _restore_logging() -> Iterator[None]:
     """Reset the logging that a command run in this process has configured: it writes to captured output that is then closed."""
