@@ -39,7 +39,7 @@ async def _prepare_template(url: str) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that share something expensive in one process, for `--dist loadgroup`: what their module sets up, or a RabbitMQ."""
+    """Keep tests in one process (`--dist loadgroup`) that share what their module sets up, or the RabbitMQ server."""
     for item in items:
         fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
         if "rabbitmq" in fixtures:

@@ -227,6 +227,9 @@ class ServerConnection(asyncio.Protocol):
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise ValueError("only HTTP/1.1 and HTTP/1.0 are supported")
+        hosts = [value for name, value in headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and version == "1.1"):
+            raise _HeadRefused(HttpProblem(MALFORMED, "The request must have one Host header."))
         raw_path, query = _split(self._url)
         path = raw_path.decode("ascii")
         scope: Scope = {

@@ -354,6 +354,9 @@ async def test_trailers_do_not_become_headers(connect: Connect, app: SmallApp) -
         b"GET / HTTP/1.1\r\nHost: a\r\nX: a\x00b\r\n\r\n",
         b"GET / HTTP/1.1\r\n folded: a\r\n\r\n",
         b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n",
+        b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n",
     ],
 )
 async def test_invalid_http_is_refused(connect: Connect, request_: bytes) -> None:
