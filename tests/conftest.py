@@ -38,6 +38,7 @@ async def _prepare_template(url: str) -> None:
     await store.close()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests in one process (`--dist loadgroup`) that share what their module sets up, or the RabbitMQ server."""
     for item in items:

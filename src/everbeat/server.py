@@ -312,10 +312,9 @@ class Node(EmbeddedNode):
         # The tick loop waits for garbage collections. With the default threshold of 700 objects they take too much of the time
         # in all; with a much higher one, a single collection takes too long while thousands of connections are opened.
         gc.set_threshold(5_000, 4, 250)
-        if self.store.dialect == "sqlite":
-            # The writer thread has to acquire the GIL after every row. With the default interval, it would wait 5 ms each
-            # time that the event loop is busy.
-            sys.setswitchinterval(0.0002)
+        # Threads render pages of the dashboard and write to SQLite. With the default interval, the event loop would wait 5 ms
+        # for the GIL while a page is rendered, and the writer 5 ms after every row while the event loop is busy.
+        sys.setswitchinterval(0.0002)
         self.telemetry.log.info(
             "everbeat_started",
             roles=list(self.settings.roles),

@@ -30,7 +30,7 @@ VIEWS = ["", "/attempts", "/log"]
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("id_", ["x", "5", "01a1e231", "01a1e231932d71cb8dabe37075a3e37c", "{}", "%00", "%FF", "x" * 2000])
+@pytest.mark.parametrize("id_", ["x", "5", "01a1e231", "01a1e231932d71cb8dabe37075a3e37c", "{}", "%FF", "x" * 2000])
 async def test_a_malformed_id_is_not_found(client: httpx.AsyncClient, view: str, id_: str) -> None:
     assert "there is no task" in problem_of(await client.get(f"/v1/tasks/{id_}{view}"), 404)["detail"]
 

@@ -39,8 +39,10 @@ def test_a_killed_worker_loses_one_attempt(site: Site) -> None:
         site.worker(queue=f"{before},{after},{sent}", name="successor")
         for task in (first, second):
             site.wait_state(task)
-    assert site.attempts(first) == [(1, "lost", before), (2, "completed", "successor")]
-    assert site.attempts(second) == [(1, "lost", after), (2, "completed", "successor")]
+    for task, owner in ((first, before), (second, after)):
+        # A task that the successor has prefetched may be released, and claimed again, before the other one ends.
+        executed = [attempt for attempt in site.attempts(task) if attempt[1] != "released"]
+        assert executed == [(1, "lost", owner), (2, "completed", "successor")]
     # The leases of the other two tasks started no earlier and have expired, so this task was correctly not repeated.
     assert site.attempts(third) == [(1, "completed", sent)]
     effects = {task: [one["attempt"] for one in site.journal.events(task, "effect")] for task in (first, second, third)}
