@@ -151,6 +151,8 @@ def test_it_refuses_functions_that_cannot_be_handlers(eb: Everbeat, function: An
         ({"retry": {"kind": "random"}}, "retry.kind: Invalid enum value 'random'; use one of fixed, linear, exponential"),
         ({"retry": Retry(factor=0)}, "retry.factor: must be from 1 to 100"),
         ({"labels": {"a b": "c"}}, "labels"),
+        ({"hooks": {"on_missed": [{"kind": "http", "endpoint": "s"}]}}, "hooks.on_missed: can only be used with schedules"),
+        ({"hooks": {"on_end": []}}, "hooks"),
         ({"non_retryable": ("ValueError",)}, "non_retryable: 'ValueError' is not an exception class"),
         ({"qeue": "a"}, "qeue: is not an option; the options are queue, max_attempts, timeout"),
     ],
@@ -248,6 +250,26 @@ def test_a_schedule_inherits_the_options_of_its_task_and_may_override_them(eb: E
     assert (schedule["target"]["queue"], schedule["priority"], schedule["max_attempts"]) == ("reports", 5, 9)
     assert schedule["labels"] == {"team": "a", "kind": "hourly", "everbeat.app": "billing"}
     assert build.definition.max_attempts == 3
+
+
+def test_hooks_are_those_of_the_task_unless_the_schedule_names_its_own(eb: Everbeat) -> None:
+    def told(name: str) -> list[dict[str, str]]:
+        return [{"kind": "http", "endpoint": name}]
+
+    @eb.every("1h", name="own", hooks={"on_failure": told("own"), "on_missed": told("own")})
+    @eb.every("1h", name="inherited")
+    @eb.task(hooks={"on_success": told("task")})
+    def build() -> None: ...
+
+    @eb.every("1h", hooks={"on_missed": told("missed")})
+    def plain() -> None: ...
+
+    schedules = {name: parse_definition(one).hooks for name, one in eb.registry.schedules.items()}
+    assert [one.endpoint for one in schedules["inherited"].on_success] == ["task"]  # type: ignore[union-attr]
+    assert [one.endpoint for one in schedules["own"].on_missed] == ["own"]  # type: ignore[union-attr]
+    assert not schedules["own"].on_success
+    assert schedules["plain"].on_missed
+    assert not plain.definition.hooks
 
 
 def test_policies_have_the_format_of_the_api(eb: Everbeat) -> None:

@@ -7,10 +7,12 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from everbeat import Everbeat, TaskCancelled, TaskFailed, TaskHandle, TaskNotFinished
 from everbeat.client.errors import InvalidArguments
+from everbeat.client.tasks import input_of
 from everbeat.core.errors import InvalidInput
 from everbeat.core.tasks import TaskError
 from tests.client.scripted import ScriptedServer
@@ -37,6 +39,19 @@ def test_it_submits_arguments_by_name(eb: Everbeat, server: ScriptedServer) -> N
     assert (task["type"], task["queue"], task["payload"]) == ("build", "reports", {"account": 7, "draft": True})
     assert (task["max_attempts"], task["timeout_seconds"], task["priority"]) == (5, 600, 20)
     assert task["labels"] == {"team": "a"}
+
+
+def test_hooks_are_submitted_and_defaults_are_left_out(eb: Everbeat, server: ScriptedServer) -> None:
+    hooks = {"on_success": [{"kind": "http", "endpoint": "s"}]}
+
+    @eb.task(hooks=hooks)
+    def told() -> None: ...
+
+    @eb.task
+    def plain() -> None: ...
+
+    assert server.tasks[told.submit().id]["hooks"]["on_success"][0]["endpoint"] == "s"
+    assert set(msgspec.json.decode(msgspec.json.encode(input_of(plain.definition, {}, {})))) == {"type", "queue", "payload"}
 
 
 async def test_async_code_does_the_same(eb: Everbeat, server: ScriptedServer) -> None:

@@ -62,6 +62,8 @@ def define_task(function: Callable[..., Any], name: str | None, options: Mapping
         reject_unknown(options, TaskOptions)
         signature, wants_context = _signature(function)
         spec = validate_task_options(type_, options)
+        if spec.hooks.on_missed:
+            raise InvalidInput.of("hooks.on_missed", "can only be used with schedules")
         return TaskDefinition(
             type=type_,
             queue=spec.queue,
@@ -73,6 +75,7 @@ def define_task(function: Callable[..., Any], name: str | None, options: Mapping
             timeout_seconds=spec.timeout_seconds,
             retry=spec.retry,
             labels=spec.labels,
+            hooks=spec.hooks,
             non_retryable=exception_kinds(options.get("non_retryable", ())),
             signature=signature,
             types=HandlerTypes(function, signature),
@@ -161,6 +164,7 @@ def define_schedule(app: str, task: TaskDefinition, trigger: Mapping[str, Any], 
             "max_attempts": task.max_attempts,
             "retry": msgspec.to_builtins(task.retry),
             "timeout_seconds": task.timeout_seconds,
+            **({"hooks": msgspec.to_builtins(task.hooks)} if task.hooks else {}),
             **_policy_fields(options),
             **task_fields(options),
             "labels": {**task.labels, **options.get("labels", {}), APP_LABEL: app},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Literal, TypedDict
 
@@ -17,6 +17,7 @@ from everbeat.core.protocol import DEFAULT_QUEUE, MAX_DELAY_SECONDS
 from everbeat.core.schedules import Retry, Spec
 
 RetryOption = Retry | Mapping[str, Any]
+HooksOption = Mapping[str, Sequence[Mapping[str, Any]]]
 Zone = str | tzinfo
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -47,6 +48,7 @@ class TaskOptions(TypedDict, total=False):
     retry: RetryOption
     priority: int
     labels: Mapping[str, str]
+    hooks: HooksOption
     non_retryable: type[BaseException] | tuple[type[BaseException], ...]
 
 
@@ -81,7 +83,8 @@ class ScheduleOptions(TaskOptions, total=False):
 
 
 SUBMIT_OPTIONS = tuple(SubmitOptions.__annotations__)
-TASK_OPTIONS = tuple(TaskOptions.__annotations__)
+# What a schedule declaration on a plain function says about the task as well. Its hooks are those of the schedule alone.
+TASK_OPTIONS = tuple(name for name in TaskOptions.__annotations__ if name != "hooks")
 _FIELDS = {"timeout": "timeout_seconds"}
 
 
@@ -100,6 +103,8 @@ def task_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         fields["retry"] = retry_fields(options["retry"])
     if "labels" in options:
         fields["labels"] = dict(options["labels"])
+    if "hooks" in options:
+        fields["hooks"] = options["hooks"]
     return fields
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from everbeat.client.annotations import HandlerTypes
 from everbeat.client.errors import RegistrationError
+from everbeat.core.hooks import NO_HOOKS, Hooks
 from everbeat.core.schedules import Retry
 
 
@@ -33,6 +34,7 @@ class TaskDefinition:
     timeout_seconds: float = 3600
     retry: Retry = field(default_factory=Retry)
     labels: dict[str, str] = field(default_factory=dict)
+    hooks: Hooks = NO_HOOKS
     # Exceptions that are not retried: the task becomes a dead letter immediately.
     non_retryable: ExceptionKinds = ()
     signature: inspect.Signature = field(default_factory=inspect.Signature)

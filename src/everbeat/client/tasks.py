@@ -65,6 +65,7 @@ def input_of(task: TaskDefinition, payload: dict[str, Any], options: Mapping[str
         max_attempts=task.max_attempts,
         retry=task.retry,
         timeout_seconds=task.timeout_seconds,
+        hooks=task.hooks,
         traceparent=current_traceparent(),
         **fields,
     )

@@ -19,7 +19,17 @@ from everbeat.core.hooks import NO_HOOKS, Hooks, hook_errors
 from everbeat.core.json_text import is_nested_deeper
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name, label_errors
 from everbeat.core.rules import TRIGGER_FIELDS, DstFold, DstGap, Rule, TriggerKind, default_gap
-from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, RetryKind, Spec, default_concurrency
+from everbeat.core.schedules import (
+    DEFAULT_RETRY,
+    DEFAULT_TIMEOUT_SECONDS,
+    MAX_CONCURRENT,
+    CatchUp,
+    Overlap,
+    Retry,
+    RetryKind,
+    Spec,
+    default_concurrency,
+)
 from everbeat.core.targets import NO_RULES, TARGET_KINDS, Target, TargetRules, target_errors
 from everbeat.core.tenants import MAX_PAYLOAD_BYTES
 from everbeat.core.triggers.interval import read_every
@@ -101,8 +111,8 @@ class ScheduleDefinition(TriggerInput, frozen=True, kw_only=True, forbid_unknown
     ends_at: Instant | None = None
     priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
     max_attempts: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
-    retry: Retry = Retry()
-    timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=7 * 86_400)] = 3600
+    retry: Retry = DEFAULT_RETRY
+    timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=7 * 86_400)] = DEFAULT_TIMEOUT_SECONDS
     labels: dict[str, str] = {}
     hooks: Hooks = NO_HOOKS
     enabled: bool = True

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.hooks import NO_HOOKS, Hooks
-from everbeat.core.schedules import Retry
+from everbeat.core.schedules import DEFAULT_RETRY, DEFAULT_TIMEOUT_SECONDS, Retry
 from everbeat.core.targets import Target
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.tracing import TRACEPARENT_PATTERN
@@ -55,8 +55,8 @@ class TaskInput(_RequestBody, frozen=True, kw_only=True):
     delay_seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_DELAY_SECONDS)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
     max_attempts: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
-    retry: Retry = Retry()
-    timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=7 * 86_400)] = 3600
+    retry: Retry = DEFAULT_RETRY
+    timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=7 * 86_400)] = DEFAULT_TIMEOUT_SECONDS
     target: Target | None = None
     labels: dict[str, str] = {}
     fair_key: str | None = None

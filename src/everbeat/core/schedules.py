@@ -49,6 +49,11 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     jitter: bool = True
 
 
+# One object each, so that requests leave them out: the encoder recognizes a default by its identity.
+DEFAULT_RETRY = Retry()
+DEFAULT_TIMEOUT_SECONDS: float = 3600
+
+
 def default_concurrency(overlap: Overlap) -> int:
     return MAX_CONCURRENT if overlap is Overlap.ALLOW else 1
 
@@ -68,8 +73,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     jitter_seconds: float = 0
     priority: int = 100
     max_attempts: int = 3
-    retry: Retry = Retry()
-    timeout_seconds: float = 3600
+    retry: Retry = DEFAULT_RETRY
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     labels: dict[str, str] = {}
     hooks: Hooks = NO_HOOKS
     enabled: bool = True

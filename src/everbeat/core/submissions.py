@@ -23,7 +23,7 @@ from everbeat.core.leases import attempt_deadline, lease_end
 from everbeat.core.names import NAME_MESSAGE, is_name, label_errors
 from everbeat.core.partitioning import partition_of
 from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
-from everbeat.core.schedules import Retry, Schedule
+from everbeat.core.schedules import DEFAULT_RETRY, Schedule
 from everbeat.core.target_secrets import redaction_errors
 from everbeat.core.targets import (
     NO_RULES,
@@ -45,7 +45,6 @@ MAX_ERROR_CHARACTERS = 4000
 MAX_TRACE_CHARACTERS = 16_000
 _TRUNCATED_RESULT_BYTES = 1000
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_DEFAULT_RETRY = Retry()
 _SUBMIT = Origin.SUBMIT
 
 _encode = msgspec.json.encode
@@ -88,7 +87,7 @@ def new_task(
         _SUBMIT,
         given.priority,
         given.max_attempts,
-        _DEFAULT_TEXT if given.retry == _DEFAULT_RETRY else _text(given.retry),
+        _DEFAULT_TEXT if given.retry == DEFAULT_RETRY else _text(given.retry),
         given.timeout_seconds,
         _text(given.labels) if given.labels else _DEFAULT_TEXT,
         None if given.run_at is None else utc(given.run_at, "run_at"),
@@ -114,7 +113,7 @@ def _is_valid_and_simple(given: TaskInput) -> bool:
         and given.target is None
         and not given.labels
         and not given.hooks
-        and given.retry == _DEFAULT_RETRY
+        and given.retry == DEFAULT_RETRY
     )
 
 
