@@ -6,8 +6,8 @@ SITE_VENV := build/site-venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 UV_COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet
-# Four processes even on two cores, because many cluster tests mostly wait.
-PYTEST_WORKERS ?= 4
+# Three processes even on two cores, because many cluster tests mostly wait. More start more servers, and take as long.
+PYTEST_WORKERS ?= 3
 # The length of `make chaos`, the database (postgres or sqlite), and how many runs, each with a seed of its own.
 CHAOS_SECONDS ?= 600
 CHAOS_STORE ?= postgres

@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests in one process (`--dist loadgroup`) that share what their module sets up, or the RabbitMQ server."""
     for item in items:
         fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-        if "rabbitmq" in fixtures:
+        if "rabbitmq" in fixtures or "rabbitmq" in item.nodeid:  # some tests name it in a parameter
             item.add_marker(pytest.mark.xdist_group("rabbitmq"))
         elif any(definitions[-1].scope == "module" for definitions in fixtures.values()):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
