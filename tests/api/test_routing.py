@@ -90,7 +90,7 @@ async def test_head_is_like_get_without_a_body(client: httpx.AsyncClient) -> Non
         get, head = await client.get(path), await client.head(path)
         assert (head.status_code, head.content) == (get.status_code, b""), path
         assert head.headers["content-type"] == get.headers["content-type"]
-        if path not in ("/v1/cluster", "/v1/audit"):  # these contain the time
+        if path not in ("/v1/cluster", "/v1/audit", "/v1/queues"):  # these contain times or ages, which differ in length
             assert head.headers["content-length"] == str(len(get.content)), path
 
 
