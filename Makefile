@@ -54,7 +54,7 @@ services: ## Install Redis, RabbitMQ, Prometheus and Alertmanager, which some te
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends prometheus prometheus-alertmanager; }
 
 test: install ## Run all tests (they start their own PostgreSQL)
-	@$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadgroup
+	@$(BIN)/pytest -n $(PYTEST_WORKERS)
 
 chaos: install ## Run random faults on a cluster under load for CHAOS_SECONDS (600), and judge it from outside (CHAOS_SEED repeats a plan)
 	@$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) --store $(CHAOS_STORE) --runs $(CHAOS_RUNS) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))

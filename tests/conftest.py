@@ -38,17 +38,6 @@ async def _prepare_template(url: str) -> None:
     await store.close()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests in one process (`--dist loadgroup`) that share what their module sets up, or the RabbitMQ server."""
-    for item in items:
-        fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-        if "rabbitmq" in fixtures or "rabbitmq" in item.nodeid:  # some tests name it in a parameter
-            item.add_marker(pytest.mark.xdist_group("rabbitmq"))
-        elif any(definitions[-1].scope == "module" for definitions in fixtures.values()):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
-
 @pytest.fixture(autouse=True)
 def _restore_logging() -> Iterator[None]:
     """Reset the logging that a command run in this process has configured: it writes to captured output that is then closed."""
